@@ -89,7 +89,7 @@ def checkpoint_sequence(checkpoint_id: str) -> int:
 
 
 def new_run_id() -> str:
-    """32 hex digits. The first eight begin every rollout id of the run, so that late requests of another run never fit."""
+    """32 hex digits. The first eight begin every rollout id of the run: requests of another run never fit."""
     return secrets.token_hex(16)
 
 

@@ -178,7 +178,7 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, path: PurePath) -> Lock:
-        """Take the lock file `path` (made if missing) without waiting; `BlockingIOError` if another process holds it."""
+        """Take the lock file `path` (made if missing) without waiting; `BlockingIOError` if another holds it."""
         ...
 
 

@@ -1,0 +1,158 @@
+"""The one HTTP client: httpx on the aiohttp transport, with explicit limits, no cookies of its own and no proxies."""
+
+import asyncio
+import errno
+import functools
+import ssl
+from collections.abc import Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from http.cookies import CookieError, SimpleCookie
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from gymckpt import jsoncodec
+from gymckpt.errors import DeadlinePassed, NotSent, ServerError
+from gymckpt.ports import Deadline, Reply, ServerRef
+
+MAX_REPLY_BYTES = 256 << 20
+KEEPALIVE_S = 2.0
+"""Idle connections are dropped after this; every server we meet keeps them longer, so none is cut under a request."""
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    # Building one costs tens of milliseconds, so every client of the process shares it.
+    return httpx.create_ssl_context()
+
+
+class HttpTransport:
+    """`ports.Transport` over real sockets. One for each purpose (data, control), so that none waits for another.
+
+    Used as an async context manager, or closed with `aclose`.
+    """
+
+    def __init__(self, *, max_connections: int, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+        self._max_reply_bytes = max_reply_bytes
+        self._max_connections = max_connections
+        transport = AiohttpTransport(verify=_ssl_context(), client=self._session)
+        self._client = httpx.AsyncClient(
+            transport=transport,
+            timeout=None,  # noqa: S113 - every call is bounded by its deadline instead
+            follow_redirects=False,
+            trust_env=False,
+            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
+        )
+
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=self._max_connections, keepalive_timeout=KEEPALIVE_S, ssl=_ssl_context(), ttl_dns_cache=300
+        )
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+
+    async def call(
+        self,
+        server: ServerRef,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        deadline: Deadline,
+        headers: Mapping[str, str] | None = None,
+        cookies: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """See `ports.Transport.call`."""
+        where = f"{method} {server.url}{path} ({server.instance})"
+        content = body if isinstance(body, bytes) or body is None else jsoncodec.dumps(body)
+        sent = {"accept-encoding": "identity", **(headers or {})}
+        if content is not None:
+            sent.setdefault("content-type", "application/json")
+        if cookies:
+            sent["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await self._exchange(where, method, server.url + path, content, sent)
+        except TimeoutError:
+            raise DeadlinePassed(f"{where} did not answer before its deadline") from None
+        except httpx.InvalidURL as error:
+            raise NotSent(f"{where}: {error}") from error
+        except httpx.HTTPError as error:
+            if _was_refused(error):
+                raise NotSent(f"{where} refused the connection") from error
+            raise ServerError(f"{where}: the connection broke ({type(error).__name__})") from error
+
+    async def _exchange(
+        self, where: str, method: str, url: str, content: bytes | None, headers: dict[str, str]
+    ) -> Reply:
+        async with self._client.stream(method, url, content=content, headers=headers) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ServerError(f"{where} compressed its reply although asked not to")
+            chunks: list[bytes] = []
+            size_bytes = 0
+            async for chunk in response.aiter_raw():
+                chunks.append(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > self._max_reply_bytes:
+                    raise ServerError(f"{where} sent more than {self._max_reply_bytes} bytes")
+            return Reply(
+                status=response.status_code,
+                headers=dict(response.headers.items()),
+                body=b"".join(chunks),
+                cookies=_set_cookies(response.headers.get_list("set-cookie")),
+            )
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _was_refused(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, aiohttp.ClientConnectorDNSError):
+            return True
+        if isinstance(cause, aiohttp.ClientConnectorError):
+            return cause.os_error.errno == errno.ECONNREFUSED
+        cause = cause.__cause__
+    return False
+
+
+def _set_cookies(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        try:
+            parsed = SimpleCookie(line)
+        except CookieError:
+            continue
+        found.update({name: morsel.value for name, morsel in parsed.items()})
+    return found
+
+
+def json_object(reply: Reply, where: str) -> dict[str, Any]:
+    """The JSON object in a 2xx reply; raises `ServerError` that says what came instead (cut short, no payload)."""
+    if not 200 <= reply.status < 300:
+        raise ServerError(f"{where} answered HTTP {reply.status}: {excerpt(reply)}")
+    try:
+        value = jsoncodec.loads(reply.body)
+    except ValueError as error:
+        raise ServerError(f"{where} answered no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ServerError(f"{where} answered a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def excerpt(reply: Reply, limit: int = 200) -> str:
+    """The beginning of a reply's body, for a message to a person."""
+    text = reply.body[: limit * 4].decode("utf-8", "replace")
+    return text if len(text) <= limit else text[:limit] + "…"
