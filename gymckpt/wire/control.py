@@ -34,6 +34,7 @@ MAX_DEADLINE_S = 3600.0
 
 CheckpointId = Annotated[str, Field(pattern=NAME_PATTERN)]
 RolloutId = Annotated[str, Field(max_length=128), AfterValidator(check_rollout_id)]
+"""Another form raises `InvalidRolloutId` itself, through pydantic: it has a code of its own on the wire (400)."""
 DeadlineTs = Annotated[float, Field(allow_inf_nan=False)]
 """Absolute unix seconds."""
 
