@@ -19,7 +19,7 @@ REQUESTS = [name for name in CONTROL if name.endswith("Request") or name == "Ope
 
 
 def model(module: Any, name: str) -> type[BaseModel]:
-    found = getattr(module, name)
+    found: type[BaseModel] = getattr(module, name)
     assert issubclass(found, BaseModel)
     return found
 
