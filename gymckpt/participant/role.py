@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymckpt.identity import EpisodeId, Kind
+from gymckpt.participant.marks import Marks
 from gymckpt.storage.records import ExportedRecord, StoredRecord
 
 
@@ -42,6 +43,12 @@ class Role(Protocol):
 
     @property
     def instance(self) -> str: ...
+
+    @property
+    def marks(self) -> Marks:
+        """What to refuse. The control plane raises and drops marks; the role checks them before it does anything for
+        an attempt, and again after every wait for admission."""
+        ...
 
     def close(self) -> None:
         """Admission closes: new work waits or is refused as not started; the set of restarts is frozen."""
