@@ -2,7 +2,8 @@
 
 `GYMCKPT_CRASH_AT=<name>[:<action>[:<n>]]` arms one: action `kill` (SIGKILL to this process, the default), `error`,
 `enospc`, `eio`, or `hang` (an hour); `n` is the passage at which it fires, 1 by default. `gymckpt crash-points` lists
-the names. Unarmed, a crash point costs one dictionary look-up.
+the names. `GYMCKPT_CRASH_IN=<instance>[,<instance>]` (or `collector`) arms only those of a command's processes; a
+server that is started again is never armed. Unarmed, a crash point costs one dictionary look-up.
 """
 
 import errno
@@ -17,6 +18,8 @@ from gymckpt.errors import GymckptError, UsageError
 
 Action = Literal["kill", "error", "enospc", "eio", "hang"]
 ENVIRONMENT_VARIABLE = "GYMCKPT_CRASH_AT"
+ENVIRONMENT_VARIABLE_IN = "GYMCKPT_CRASH_IN"
+COLLECTOR = "collector"
 HANG_S = 3600.0
 
 CRASH_POINTS: dict[str, str] = {}

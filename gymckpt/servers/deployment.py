@@ -4,6 +4,7 @@ A deployment file is YAML or JSON with one key, `servers`; `gymckpt serve --prin
 holds no secret: the control token is handed to every server when it starts.
 """
 
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,9 @@ class ServerConfig(Settings):
     implementation: str
     """A bundled implementation, or `package.module:build` of one's own."""
     host: str = LOOPBACK
+    """The address to listen on."""
+    advertised_host: str | None = None
+    """The name under which others reach it; by default `host`, or this machine's name where that is a wildcard."""
     port: int = Field(default=0, ge=0, le=65_535)
     """0: a free one, chosen at every start."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -82,10 +86,20 @@ class ServerConfig(Settings):
             raise ValueError(f"unknown implementation {implementation[:80]!r}: one of {', '.join(IMPLEMENTATIONS)}")
         return implementation
 
+    def url(self, port: int) -> str:
+        """The server's base URL, once its port is known."""
+        wildcard = self.host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+        host = self.advertised_host or (socket.gethostname() if wildcard else self.host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
     @property
     def participates(self) -> bool:
         """Whether this server serves the checkpoint control plane."""
         return self.kind in KINDS and self.checkpoint.enabled
+
+    def checkpoint_settings(self, token: SecretStr | None) -> CheckpointSettings:
+        """The settings of the running server; raises `UsageError` when a participant is to run without a token."""
+        return self.checkpoint.settings(token) if self.participates else CheckpointSettings()
 
 
 class Deployment(Settings):
@@ -113,14 +127,17 @@ class Deployment(Settings):
     def for_tasksets(self, tasksets: Iterable[str]) -> "Deployment":
         """Without the resources servers that no environment needs for `tasksets`; those of unknown use stay."""
         wanted = set(tasksets)
-        routes: list[tuple[str, str]] = [
-            (taskset, resources)
-            for server in self.servers
-            if server.kind == "environment"
-            for taskset, resources in dict(server.options.get("tasksets", {})).items()
-        ]
-        unused = {resources for _, resources in routes} - {r for taskset, r in routes if taskset in wanted}
-        return self.model_copy(update={"servers": tuple(s for s in self.servers if s.instance not in unused)})
+        needed = {resources for _, taskset, resources in self._tasksets() if taskset in wanted}
+        unused = {resources for _, _, resources in self._tasksets()} - needed
+        kept = []
+        for server in self.servers:
+            if server.instance in unused:
+                continue
+            if server.kind == "environment":
+                known = {taskset: r for taskset, r in _tasksets_of(server).items() if r not in unused}
+                server = server.model_copy(update={"options": {**server.options, "tasksets": known}})
+            kept.append(server)
+        return self.model_copy(update={"servers": tuple(kept)})
 
     def with_options(self, implementation: str, **options: Any) -> "Deployment":
         """With `options` set on every server of `implementation`."""
@@ -147,12 +164,20 @@ class Deployment(Settings):
 
     def routes(self) -> dict[str, str]:
         """Task set -> environment instance, as the collector routes typed rows."""
-        return {
-            taskset: server.instance
+        return {taskset: environment for environment, taskset, _ in self._tasksets()}
+
+    def _tasksets(self) -> list[tuple[str, str, str]]:
+        return [
+            (server.instance, taskset, resources)
             for server in self.servers
             if server.kind == "environment"
-            for taskset in dict(server.options.get("tasksets", {}))
-        }
+            for taskset, resources in _tasksets_of(server).items()
+        ]
+
+
+def _tasksets_of(environment: ServerConfig) -> dict[str, str]:
+    tasksets = environment.options.get("tasksets", {})
+    return {str(taskset): str(resources) for taskset, resources in dict(tasksets).items()}
 
 
 @dataclass(frozen=True, slots=True)
