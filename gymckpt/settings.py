@@ -18,15 +18,15 @@ class CheckpointSettings(Settings):
     enabled: bool = False
     control_auth_token: SecretStr | None = None
     """Bearer token of the control plane; required when enabled."""
-    lease_grace_seconds: float = Field(600.0, gt=0, le=86_400)
+    lease_grace_seconds: float = Field(default=600.0, gt=0, le=86_400)
     """How long after a control call's deadline a closed participant waits for its controller before it opens itself."""
     root: Path | None = None
     """Checkpoint directories that a commit or restore may name lie under it; required beyond loopback."""
-    max_record_bytes: int = Field(1 << 30, ge=1 << 10)
+    max_record_bytes: int = Field(default=1 << 30, ge=1 << 10)
     """A record whose JSON is larger than this is refused, in writing and in reading."""
-    compression_level: int = Field(1, ge=1, le=19)
+    compression_level: int = Field(default=1, ge=1, le=19)
     """zstd level of segments."""
-    workers: int = Field(1, ge=1)
+    workers: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
