@@ -9,7 +9,8 @@
     │   ├── DeadlinePassed    exit 5    an exchange did not end in time: it may have been received
     │   └── NotSent           exit 5    the connection was refused: nobody received it
     ├── StoppedResumable      exit 75   a signal, a full disk: the run can go on later
-    │   └── NoSpace           exit 75
+    │   ├── NoSpace           exit 75
+    │   └── StorageUnavailable    75   read-only, a stale handle, a failed read: perhaps only now
     └── ControlError          the control plane's refusals: `{"error": {"code", "detail"}}` with their HTTP status
         ├── 409 CheckpointFailed, StaleCheckpoint, CheckpointConflict, InvalidPhase, DeadlineExceeded, StaleAttempt,
         │       CheckpointParked, AdmissionClosed, RestartInScope, ActivationOutOfOrder, UnknownSession
@@ -101,6 +102,12 @@ class NoSpace(StoppedResumable):
     """The disk or the quota is full. What was published before stands."""
 
     code = "no_space"
+
+
+class StorageUnavailable(StoppedResumable):
+    """A file cannot be read or written now (read-only, stale handle, permission): nothing is known to be lost."""
+
+    code = "storage_unavailable"
 
 
 class ControlError(GymckptError):

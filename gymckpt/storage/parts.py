@@ -1,0 +1,259 @@
+"""The lines of a segment: an episode's state, whole (`full`) or what was added since (`append`).
+
+A line is `{"rollout_id", "attempt", "part", "op": "full", "record"}` or `{..., "op": "append", "head", "lists"}`. The
+head is the record with each append-only list replaced by `[]`; `lists` gives, per JSON pointer, what to add from where.
+A line that orjson would not read exactly has `"wide": true` before its payload.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gymckpt import jsoncodec
+from gymckpt.errors import CheckpointFailed, DamagedState
+from gymckpt.identity import EpisodeId
+from gymckpt.storage.records import ExportedRecord, Record
+
+ENVELOPE_BYTES = 4096
+"""More than a line has beside its record or its head and lists, pointers of ordinary length included."""
+
+
+class Address(NamedTuple):
+    """Where a part's line stands: number of the segment and of the frame, then bytes within the uncompressed frame."""
+
+    segment: int
+    frame: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a participant knows of an episode that is stored already: its parts, and what they amount to."""
+
+    parts: tuple[Address, ...]
+    lists: Mapping[str, tuple[int, ...]]
+    """Length of each append-only list after each part."""
+    revision: int | None = None
+    digest: str | None = None
+    """Of the head's bytes after the last part, where the role counts no revisions."""
+
+    def until(self, count: int) -> "Chain | None":
+        """Only the first `count` parts, or None if nothing can be appended to them."""
+        if count <= 0:
+            return None
+        lists = {pointer: lengths[:count] for pointer, lengths in self.lists.items()}
+        return Chain(self.parts[:count], lists)
+
+    def lengths(self) -> dict[str, int]:
+        """Of each append-only list, after the last part."""
+        return {pointer: lengths[-1] for pointer, lengths in self.lists.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An exported record taken apart while nothing can change: the head, and the pinned items of each list."""
+
+    exported: ExportedRecord
+    head: Record
+    items: Mapping[str, list[Any]]
+    known: Chain | None
+    """What `items` are added to; None if they are whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What an export amounts to: a line to write, or None if what is stored already is the same."""
+
+    line: bytes | None
+    lists: Mapping[str, int]
+    digest: str | None
+    appended: bool
+
+
+def take(exported: ExportedRecord, known: Chain | None) -> Snapshot:
+    """Pin `exported`: cheap, in proportion to the number of new items, and done before the event loop goes on."""
+    lists = exported.lists
+    if known is not None and not _continues(known, lists):
+        known = None if lists or known.lists else known
+    head, items = exported.record, {}
+    if lists:
+        head = dict(head)
+        for pointer, length in lists.items():
+            source, parent, key = _detach(head, pointer, exported.episode)
+            if not 0 <= length <= len(source):
+                raise CheckpointFailed(f"{exported.episode}: the list {pointer} has {len(source)} items, not {length}")
+            items[pointer] = source[known.lists[pointer][-1] if known else 0 : length]
+            parent[key] = []
+    return Snapshot(exported, head, items, known)
+
+
+def _continues(known: Chain, lists: Mapping[str, int]) -> bool:
+    lengths = known.lengths()
+    return bool(lists) and lengths.keys() == lists.keys() and all(lists[name] >= lengths[name] for name in lists)
+
+
+def encode(snapshot: Snapshot, part: int, max_record_bytes: int) -> Encoded:
+    """The line for `snapshot`, or none if its bytes are as stored. Raises `CheckpointFailed` if it is too large."""
+    exported, known = snapshot.exported, snapshot.known
+    compare = exported.revision is None
+    head, exact = jsoncodec.encode(snapshot.head) if snapshot.items or compare else (b"", True)
+    digest = head_digest(head) if compare else None
+    new = any(snapshot.items.values())
+    if known is not None and digest is not None and digest == known.digest and not new:
+        return Encoded(None, exported.lists, digest, appended=True)
+    appended = known is not None and bool(exported.lists)
+    if appended and known is not None:
+        before = known.lengths()
+        added = {name: {"from": before[name], "items": items} for name, items in snapshot.items.items()}
+        lists, lists_exact = jsoncodec.encode(added)
+        exact = exact and lists_exact
+        payload = b',"head":' + head + b',"lists":' + lists + b"}\n"
+    else:
+        if snapshot.items or not head:
+            head, exact = jsoncodec.encode(_whole(snapshot))
+        payload = b',"record":' + head + b"}\n"
+    check_size(len(payload), max_record_bytes, exported.episode)
+    line = _envelope(exported.episode, part, "append" if appended else "full", exact) + payload
+    return Encoded(line, exported.lists, digest, appended)
+
+
+def check_size(size_bytes: int, max_record_bytes: int, episode: EpisodeId) -> None:
+    """`CheckpointFailed` if a payload is larger than the settings allow."""
+    if size_bytes > max_record_bytes:
+        raise CheckpointFailed(
+            f"{episode}: its record has {size_bytes} bytes of JSON, more than the {max_record_bytes} allowed",
+            hint="raise max_record_bytes",
+        )
+
+
+def head_digest(head: bytes) -> str:
+    """Half a SHA-256 of the head's JSON: whether anything but append-only lists changed."""
+    return hashlib.sha256(head).hexdigest()[:32]
+
+
+def _envelope(episode: EpisodeId, part: int, op: str, exact: bool) -> bytes:
+    wide = "" if exact else ',"wide":true'
+    return f'{{"rollout_id":"{episode.rollout_id}","attempt":{episode.attempt},"part":{part},"op":"{op}"{wide}'.encode()
+
+
+def _whole(snapshot: Snapshot) -> Record:
+    """The record with its lists as pinned. The containers on the way to each were copied by `take`."""
+    for pointer, items in snapshot.items.items():
+        _place(snapshot.head, pointer, items)
+    return snapshot.head
+
+
+def read_line(line: bytes, where: str) -> dict[str, Any]:
+    """A part's line as an object with checked envelope; raises `DamagedState`."""
+    try:
+        wide = line.find(b',"wide":true,', 0, 512) > 0
+        part = jsoncodec.loads_slowly(line) if wide else jsoncodec.loads_exact(line)
+    except ValueError as error:
+        raise DamagedState(f"{where}: {error}") from error
+    if not isinstance(part, dict) or not isinstance(part.get("part"), int) or not isinstance(part.get("attempt"), int):
+        raise DamagedState(f"{where}: not a part of an episode")
+    return part
+
+
+def assemble(lines: Iterable[bytes], episode: EpisodeId, where: str) -> Record:
+    """The record that the parts of `episode` amount to, each checked to be the next of it; raises `DamagedState`."""
+    record: Record | None = None
+    held: dict[str, list[Any]] = {}
+    number = attempt = -1
+    for line in lines:
+        part = read_line(line, where)
+        if part.get("rollout_id") != episode.rollout_id or not attempt <= part["attempt"] <= episode.attempt:
+            raise DamagedState(
+                f"{where}: a part of {part.get('rollout_id')!r} attempt {part['attempt']} where {episode} is"
+            )
+        if part["part"] <= number:
+            raise DamagedState(f"{where}: part {part['part']} of {episode} after part {number}")
+        number, attempt = part["part"], part["attempt"]
+        if part.get("op") == "full":
+            record, held = part.get("record"), {}
+        elif part.get("op") == "append" and record is not None:
+            record, held = _extend(record, held, part, where)
+        else:
+            raise DamagedState(f"{where}: part {number} of {episode} cannot stand here")
+        if not isinstance(record, dict):
+            raise DamagedState(f"{where}: the record of {episode} is not an object")
+    if record is None:
+        raise DamagedState(f"{where}: {episode} has no parts")
+    for pointer, items in held.items():
+        _find(record, pointer, where)
+        _place(record, pointer, items)
+    return record
+
+
+def _extend(
+    record: Record, held: dict[str, list[Any]], part: dict[str, Any], where: str
+) -> tuple[Record, dict[str, list[Any]]]:
+    """Apply an append: the lists it names grow, and wait to be put into the last head."""
+    head, lists = part.get("head"), part.get("lists")
+    if not isinstance(head, dict) or not isinstance(lists, dict):
+        raise DamagedState(f"{where}: an append without head or lists")
+    for pointer, addition in lists.items():
+        items = held.get(pointer)
+        if items is None:
+            items = held[pointer] = list(_find(record, pointer, where))
+        if not isinstance(addition, dict) or not isinstance(addition.get("items"), list):
+            raise DamagedState(f"{where}: an append to {pointer} without items")
+        if addition.get("from") != len(items):
+            raise DamagedState(
+                f"{where}: an append to {pointer} from {addition.get('from')}, which has {len(items)} items"
+            )
+        items.extend(addition["items"])
+    return head, held
+
+
+def _steps(pointer: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+def _step(container: Any, step: str) -> tuple[Any, str | int]:
+    """The member of `container` at `step`, and its key; raises `LookupError` or `TypeError`."""
+    key: str | int = int(step) if isinstance(container, list) and step.isdecimal() else step
+    return container[key], key
+
+
+def _walk(record: Record, pointer: str) -> Iterator[tuple[Any, str | int, Any]]:
+    """(container, key, member) along `pointer`."""
+    container: Any = record
+    for step in _steps(pointer):
+        member, key = _step(container, step)
+        yield container, key, member
+        container = member
+
+
+def _detach(head: Record, pointer: str, episode: EpisodeId) -> tuple[list[Any], Any, str | int]:
+    """Copy the containers on the way to the list at `pointer`; the list itself, the copy that holds it, and its key."""
+    try:
+        parent: Any = head
+        steps = _steps(pointer)
+        for step in steps[:-1]:
+            member, key = _step(parent, step)
+            parent[key] = member = dict(member) if isinstance(member, dict) else list(member)
+            parent = member
+        found, key = _step(parent, steps[-1])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointFailed(f"{episode}: its record has no append-only list at {pointer!r}") from error
+    if not isinstance(found, list):
+        raise CheckpointFailed(f"{episode}: what its record has at {pointer!r} is not a list")
+    return found, parent, key
+
+
+def _find(record: Record, pointer: str, where: str) -> list[Any]:
+    try:
+        *_, (_, _, found) = _walk(record, pointer)
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamagedState(f"{where}: no list at {pointer!r}") from error
+    if not isinstance(found, list):
+        raise DamagedState(f"{where}: what stands at {pointer!r} is not a list")
+    return found
+
+
+def _place(record: Record, pointer: str, items: list[Any]) -> None:
+    *_, (container, key, _) = _walk(record, pointer)
+    container[key] = items

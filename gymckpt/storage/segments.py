@@ -1,0 +1,143 @@
+"""A segment file being written, and segment files being read a frame at a time."""
+
+import hashlib
+from collections import OrderedDict
+from pathlib import PurePath
+
+from gymckpt.crashpoints import crash_point, declare
+from gymckpt.errors import DamagedState
+from gymckpt.ports import FileSystem, WriteHandle
+from gymckpt.storage.durable import reading, sync, temporary_name, writing
+from gymckpt.storage.frames import FrameSpan, compress, decompress
+from gymckpt.storage.manifest import Segment, SegmentFact
+
+BEFORE_FSYNC = declare("commit.segment.before_fsync", "the new segment is written, not yet fsynced")
+
+_CACHE_BYTES = 48 << 20
+
+
+class Spool:
+    """A segment on its way: a temporary file that grows frame by frame. Blocking; one caller at a time.
+
+    A write that failed is cut off and made again, so that a retry after a full disk stores the very same bytes. A
+    failed fsync is final.
+    """
+
+    def __init__(self, fs: FileSystem, directory: PurePath, level: int) -> None:
+        self._fs = fs
+        self._level = level
+        self.path = temporary_name(directory / "segment")
+        self._handle: WriteHandle | None = None
+        self._torn = False
+        self._unwritten: bytes | None = None
+        self._digest = hashlib.sha256()
+        self.frames: list[FrameSpan] = []
+        self.size_bytes = 0
+
+    def add(self, lines: bytes) -> None:
+        """Compress and write one frame of `lines`."""
+        self.flush()
+        frame = compress(lines, self._level)
+        self.frames.append(FrameSpan(self.size_bytes + len(self._unwritten or b""), len(frame), len(lines)))
+        self._unwritten = frame
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what an earlier failure left unwritten."""
+        if self._unwritten is None:
+            return
+        with writing(self.path):
+            handle = self._open()
+            self._torn = True
+            handle.write(self._unwritten)
+            self._torn = False
+        self._digest.update(self._unwritten)
+        self.size_bytes += len(self._unwritten)
+        self._unwritten = None
+
+    def _open(self) -> WriteHandle:
+        if self._torn and self._handle is not None:
+            self._handle.close()
+            self._handle = None
+            self._fs.truncate(self.path, self.size_bytes)
+            self._handle = self._fs.append(self.path)
+        elif self._handle is None:
+            self._handle = self._fs.create(self.path)
+        return self._handle
+
+    def finish(self) -> Segment:
+        """Make it durable; what it is, by its content."""
+        self.flush()
+        crash_point(BEFORE_FSYNC)
+        if self._handle is not None:
+            sync(self._handle, self.path)
+            self.close()
+        digest = self._digest.hexdigest()
+        fact = SegmentFact(
+            file=f"segment-{digest}.jsonl.zst",
+            bytes=self.size_bytes,
+            sha256=digest,
+            raw_bytes=sum(frame.raw_bytes for frame in self.frames),
+        )
+        return Segment(fact, tuple(self.frames))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+class FrameSource:
+    """Lines of segment files. Keeps the last frames it decompressed, up to 48 MiB; blocking; one caller at a time."""
+
+    def __init__(self, fs: FileSystem, directory: PurePath, segments: tuple[Segment, ...], max_raw_bytes: int) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.segments = segments
+        self._max_raw_bytes = max_raw_bytes
+        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    def line(self, segment: int, frame: int, offset: int, length: int) -> bytes:
+        """One line, newline included; raises `DamagedState` naming file and frame."""
+        lines = self.frame(segment, frame)
+        line = lines[offset : offset + length]
+        if len(line) != length or not line.endswith(b"\n") or line.find(b"\n") != length - 1:
+            raise DamagedState(f"{self.where(segment, frame)}: no line of {length} bytes at {offset}")
+        return line
+
+    def frame(self, segment: int, frame: int) -> bytes:
+        """All lines of one frame."""
+        key = (segment, frame)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        lines = self.read_frame(segment, frame)
+        self._kept[key] = lines
+        self._kept_bytes += len(lines)
+        while self._kept_bytes > _CACHE_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+        return lines
+
+    def read_frame(self, segment: int, frame: int) -> bytes:
+        """As `frame`, leaving the kept ones alone."""
+        if segment >= len(self.segments) or frame >= len(self.segments[segment].frames):
+            raise DamagedState(
+                f"{self._directory}: the index names frame {frame} of segment {segment}, which is not there"
+            )
+        span, where = self.segments[segment].frames[frame], self.where(segment, frame)
+        if span.raw_bytes > self._max_raw_bytes:
+            raise DamagedState(
+                f"{where}: {span.raw_bytes} bytes, more than the {self._max_raw_bytes} allowed",
+            )
+        path = self._directory / self.segments[segment].file
+        with reading(path):
+            data = self._fs.read(path, span.offset, span.size_bytes)
+        if len(data) != span.size_bytes:
+            raise DamagedState(f"{where}: the file ends within it")
+        return decompress(data, span.raw_bytes, where)
+
+    def where(self, segment: int, frame: int) -> str:
+        """How messages name a frame."""
+        return f"{self._directory / self.segments[segment].file} frame {frame}"
