@@ -1,0 +1,179 @@
+"""How session states leave an environment author's code and come back: in batches, in time, failing by name."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from gymckpt import jsoncodec
+from gymckpt.errors import CheckpointFailed, GymckptError, InvalidCheckpointState
+from gymckpt.jsoncodec import Json
+from gymckpt.roles.resources_sessions import Session
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_NAMED_IN_A_FAILURE = 5
+
+
+class SessionStateError(GymckptError):
+    """A hook failed for the sessions that it names."""
+
+    code = "session_state"
+
+
+class SessionHooks(Protocol):
+    """What a resources server does for its sessions' states. Each hook works on its batch side by side."""
+
+    async def export_session_states(self, session_ids: Sequence[str]) -> Mapping[str, Json]:
+        """The states by session id. A session whose state is lost is left out: its episode is then started over."""
+        ...
+
+    async def validate_session_states(self, states: Mapping[str, Json]) -> None:
+        """Raise `SessionStateError` (or `ValueError`) if one of them cannot be restored; change nothing."""
+        ...
+
+    async def restore_session_states(self, states: Mapping[str, Json]) -> None:
+        """Install all of them."""
+        ...
+
+    async def retire_session_state(self, session_id: str) -> None:
+        """Free everything of this session. Safe to repeat, and for a session that never was."""
+        ...
+
+    def can_suspend(self) -> bool:
+        """Whether suspend and wake are both there."""
+        ...
+
+    async def suspend_session_states(self, session_ids: Sequence[str]) -> None:
+        """Stop paying for external compute of these sessions."""
+        ...
+
+    async def wake_session_states(self, session_ids: Sequence[str]) -> None:
+        """Undo a suspend."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HookLimits:
+    """How much goes to one hook call, and how long it may take."""
+
+    batch_bytes: int = 8 << 20
+    """States of about this size go to one hook call together."""
+    first_batch: int = 32
+    """Sessions in a batch while no size is known."""
+    hook_s: float = 60.0
+    """A hook that takes longer has failed."""
+
+
+async def export_states(
+    hooks: SessionHooks, sessions: Sequence[Session], limits: HookLimits
+) -> AsyncIterator[tuple[Session, Json]]:
+    """The states of `sessions`, batch by batch, so that no more than about one batch is held in memory.
+
+    A lost session is left out with a warning. Raises `CheckpointFailed` naming the sessions when a hook fails, takes
+    too long, or answers for sessions that it was not asked for.
+    """
+    position, known, known_bytes = 0, 0, 0
+    while position < len(sessions):
+        mean = known_bytes // known if known else None
+        batch = _next_batch(sessions, position, limits, mean)
+        position += len(batch)
+        what = f"exporting the state of {_names(batch)}"
+        states = await _limited(hooks.export_session_states([s.session_id for s in batch]), what, limits.hook_s)
+        if unasked := set(states) - {session.session_id for session in batch}:
+            raise CheckpointFailed(f"{what}: the hook answered for {sorted(unasked)[0]!r}, which was not asked for")
+        for session in batch:
+            if session.session_id not in states:
+                log.warning("the state of %s is lost: its episode will be started over", session)
+                continue
+            state = states[session.session_id]
+            session.state_bytes = max(1, size_of(state))
+            known, known_bytes = known + 1, known_bytes + session.state_bytes
+            yield session, state
+
+
+async def restore_states(hooks: SessionHooks, states: Mapping[str, Json], limits: HookLimits) -> None:
+    """Install all states, batch by batch; on failure all of them are retired again before it is raised by name."""
+    try:
+        for batch in state_batches(states, limits.batch_bytes):
+            what = f"restoring the state of {_ids(list(batch))}"
+            await _limited(hooks.restore_session_states(batch), what, limits.hook_s)
+    except BaseException:
+        for session_id in states:
+            await hooks.retire_session_state(session_id)
+        raise
+
+
+async def validate_states(hooks: SessionHooks, states: Mapping[str, Json], limits: HookLimits) -> None:
+    """Raise `InvalidCheckpointState` naming the sessions if one of `states` cannot be restored."""
+    for batch in state_batches(states, limits.batch_bytes):
+        what = f"the state of {_ids(list(batch))} cannot be restored"
+        try:
+            await _limited(hooks.validate_session_states(batch), what, limits.hook_s)
+        except CheckpointFailed as error:
+            raise InvalidCheckpointState(error.detail) from error
+
+
+def state_batches(states: Mapping[str, Json], batch_bytes: int) -> Iterator[dict[str, Json]]:
+    """`states` in order, in batches of about `batch_bytes` of JSON."""
+    batch: dict[str, Json] = {}
+    filled = 0
+    for session_id, state in states.items():
+        size = size_of(state)
+        if batch and filled + size > batch_bytes:
+            yield batch
+            batch, filled = {}, 0
+        batch[session_id] = state
+        filled += size
+    if batch:
+        yield batch
+
+
+def size_of(state: Json) -> int:
+    """About the bytes of `state` as JSON: exact enough to bound a batch, and cheap for the usual large text."""
+    match state:
+        case str() | bytes():
+            return len(state) + 2
+        case dict() if len(state) <= 16 and all(isinstance(value, str | int | None) for value in state.values()):
+            return sum(len(key) + (len(value) if isinstance(value, str) else 8) + 6 for key, value in state.items())
+    return len(jsoncodec.dumps(state))
+
+
+def _next_batch(sessions: Sequence[Session], start: int, limits: HookLimits, mean: int | None) -> list[Session]:
+    batch: list[Session] = []
+    filled = 0
+    for index in range(start, len(sessions)):
+        session = sessions[index]
+        expected = session.state_bytes or mean or limits.batch_bytes // limits.first_batch
+        if batch and filled + expected > limits.batch_bytes:
+            break
+        batch.append(session)
+        filled += expected
+    return batch
+
+
+async def _limited(work: Awaitable[T], what: str, limit_s: float) -> T:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError as error:
+        raise CheckpointFailed(f"{what} took longer than {limit_s:g} s") from error
+    except GymckptError as error:
+        raise CheckpointFailed(error.detail, hint=error.hint) from error
+    except Exception as error:  # whatever an author's hook raises fails this checkpoint, by name, and nothing else
+        raise CheckpointFailed(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _names(sessions: Sequence[Session]) -> str:
+    return _listed([str(session) for session in sessions])
+
+
+def _ids(session_ids: Sequence[str]) -> str:
+    return _listed([f"session {session_id}" for session_id in session_ids])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_IN_A_FAILURE
+    return ", ".join(names[:_NAMED_IN_A_FAILURE]) + (f" and {more} more" if more > 0 else "")
