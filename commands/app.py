@@ -1,0 +1,101 @@
+"""`gymckpt`: the application, and the one place where an error becomes a message and an exit code."""
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.main
+from typer.exceptions import Abort, TyperException
+
+import gymckpt
+from gymckpt import crashpoints
+from gymckpt.errors import GymckptError, UsageError
+
+from . import config, crash_points, schema, serve, status
+from .console import complain, note
+
+INTERNAL_ERROR = 70
+INTERRUPTED = 130
+DEBUG_FLAG = "--debug"
+DEBUG_VARIABLE = "GYMCKPT_DEBUG"
+
+app = typer.Typer(
+    name="gymckpt",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Begin with: gymckpt collect @workbench --limit 20 --checkpoint-every 10s",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(gymckpt.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def gymckpt_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG_FLAG, help="Show a traceback with every error; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Collects agentic rollouts, checkpoints them while they run, and continues each after a crash."""
+
+
+for verb in (serve, status, config, schema):
+    verb.register(app)
+crash_points.register(app)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and give its exit code; errors become one message on stderr."""
+    debug = DEBUG_FLAG in arguments or bool(os.environ.get(DEBUG_VARIABLE))
+    arguments = [argument for argument in arguments if argument != DEBUG_FLAG]
+    try:
+        result: Any = typer.main.get_command(app).main(arguments, prog_name="gymckpt", standalone_mode=False)
+    except TyperException as error:
+        # Shown the same way as our own errors, whatever found them.
+        text = " ".join(error.format_message().split())
+        if text:
+            complain(UsageError(text, hint="see gymckpt --help, or gymckpt VERB --help"))
+        return UsageError.exit_code
+    except GymckptError as error:
+        complain(error)
+        if debug:
+            traceback.print_exc()
+        return error.exit_code
+    except (Abort, KeyboardInterrupt):
+        note("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not complain about it once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:  # the boundary of the program: anything that arrives here is a bug
+        note(f"internal error: {type(error).__name__}: {error}")
+        note("  this is a bug in gymckpt; run the same command with --debug for the traceback to report")
+        if debug:
+            traceback.print_exc()
+        return INTERNAL_ERROR
+    return result if isinstance(result, int) else 0
+
+
+def main() -> NoReturn:
+    """The `gymckpt` command."""
+    named = os.environ.get(crashpoints.ENVIRONMENT_VARIABLE_IN)
+    if named is not None and crashpoints.COLLECTOR not in named.split(","):
+        crashpoints.arm(None)
+    try:
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 0
+    sys.exit(status)

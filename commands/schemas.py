@@ -1,0 +1,68 @@
+"""Which models have a published JSON Schema, by name. `schemas/<name>.json` in the repository holds each."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from gymckpt.collection.settings import CollectSettings
+from gymckpt.report import documents
+from gymckpt.servers.deployment import Deployment
+from gymckpt.settings import CheckpointSettings
+from gymckpt.wire import control, gym
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+_COLLECT_LINE: Final[Any] = (
+    documents.Started
+    | documents.CheckpointTaken
+    | documents.CheckpointNotTaken
+    | documents.Restored
+    | documents.OutcomeKnown
+    | documents.Done
+)
+
+SCHEMAS: Final[Mapping[str, Any]] = {
+    "control-prepare": control.Operation,
+    "control-renew": control.Operation,
+    "control-resume": control.Operation,
+    "control-commit": control.CommitRequest,
+    "control-restore": control.RestoreRequest,
+    "control-retire": control.RetireRequest,
+    "control-forget": control.ForgetRequest,
+    "control-probe": control.ProbeRequest,
+    "control-status-reply": control.Status,
+    "control-prepare-reply": control.PrepareReply,
+    "control-renew-reply": control.RenewReply,
+    "control-resume-reply": control.ResumeReply,
+    "control-commit-reply": control.CommitReply,
+    "control-restore-reply": control.RestoreReply,
+    "control-retire-reply": control.RetireReply,
+    "control-forget-reply": control.ForgetReply,
+    "control-probe-reply": control.ProbeReply,
+    "control-error": control.ErrorReply,
+    "episode-run": gym.RunRequest,
+    "episode-run-reply": gym.RunReply,
+    "deployment": Deployment,
+    "checkpoint-settings": CheckpointSettings,
+    "settings": CollectSettings,
+    "inspect": documents.InspectDocument,
+    "verify": documents.VerifyDocument,
+    "status": documents.StatusDocument,
+    "collect-line": _COLLECT_LINE,
+    "serve-line": documents.Ready | documents.ServerChanged,
+}
+
+
+def json_schema(name: str) -> str:
+    """The schema `name`, as text with a final newline."""
+    model = SCHEMAS[name]
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+    described = adapter.json_schema(mode="serialization" if _is_printed(model) else "validation")
+    schema = {"$schema": DIALECT, "$id": f"gymckpt/{name}", **described}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _is_printed(model: Any) -> bool:
+    return not (isinstance(model, type) and issubclass(model, BaseModel)) or issubclass(model, documents.Document)

@@ -1,0 +1,61 @@
+"""`gymckpt status`: what each server is doing now."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gymckpt.errors import ServerError, UsageError
+from gymckpt.ports import ServerRef
+
+from .console import show, show_json
+from .tokens import required_control_token
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command(
+        "status",
+        epilog="Example: gymckpt status --url environment=http://127.0.0.1:8001 --url agent=http://127.0.0.1:8002",
+    )(status)
+
+
+def status(
+    url: Annotated[
+        list[str] | None, typer.Option("--url", metavar="NAME=URL", help="A server by its instance name.")
+    ] = None,
+    control_token_file: Annotated[
+        Path | None,
+        typer.Option("--control-token-file", metavar="FILE", help="Holds the control token; or GYMCKPT_CONTROL_TOKEN."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Shows each server's kind, phase, lease, work in flight, blockers, restarts and counters.
+
+    Exit code 5 if a server cannot be asked.
+    """
+    if not url:
+        raise UsageError("no server is named", hint="give --url NAME=URL, once for each server")
+    token = required_control_token(control_token_file)
+    servers = [_server(pair) for pair in url]
+
+    from gymckpt.report.documents import StatusDocument
+    from gymckpt.report.tables import servers_table
+
+    from .asking import ask
+
+    views = asyncio.run(ask(servers, token))
+    if as_json:
+        show_json(StatusDocument(servers=views).model_dump(mode="json"))
+    else:
+        show(servers_table(views))
+    if any(view.problem is not None for view in views):
+        raise typer.Exit(ServerError.exit_code)
+
+
+def _server(pair: str) -> ServerRef:
+    name, equals, address = pair.partition("=")
+    if not equals or not address.startswith(("http://", "https://")):
+        raise UsageError(f"--url {pair!r} is not NAME=URL")
+    return ServerRef(name, address.rstrip("/"))
