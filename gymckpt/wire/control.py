@@ -17,6 +17,11 @@ HEADER_VERIFY = "x-ng-checkpoint-verify"
 HEADER_RESTART = "x-ng-checkpoint-restart"
 HEADER_ACTIVATION = "x-ng-agent-activation"
 HEADER_SESSION_OWNER = "x-ng-session-owner"
+HEADER_BOUNDARIES = "x-gymckpt-boundaries"
+"""Ours, on an agent's activation and on its reply: how many boundaries the rollout has completed, so that environment and
+agent count them together. A server that does not send it is counted as having added none."""
+HEADER_TURNS = "x-gymckpt-turns"
+"""Ours, on the reply to an activation: how many model calls were delivered to the rollout so far."""
 
 Phase = Literal["idle", "preparing", "prepared", "committed", "restored"]
 VerifyMode = Literal["wait", "replay"]

@@ -1,0 +1,236 @@
+"""The environment server's role: it owns episodes, admits them, and answers the control plane for them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from gymckpt.episodes.floor import AlwaysOpen, Floor
+from gymckpt.errors import AdmissionClosed, CheckpointConflict, CheckpointFailed, StaleAttempt
+from gymckpt.identity import EpisodeId, Kind
+from gymckpt.participant.admission import Gate, Signal
+from gymckpt.participant.marks import Marks
+from gymckpt.participant.role import Installable, RoleReport
+from gymckpt.ports import Offload
+from gymckpt.roles.environment_episode import EnvironmentEpisode, EpisodeTask, Timeouts
+from gymckpt.roles.environment_record import Restored, export, read, task_digest
+from gymckpt.roles.failures import EpisodeFailed
+from gymckpt.roles.neighbours import Neighbourhood
+from gymckpt.settings import Settings
+from gymckpt.storage.records import ExportedRecord, StoredRecord
+from gymckpt.wire.gym import Task
+
+
+class EnvironmentOptions(Settings):
+    """What a deployment says about an environment server."""
+
+    agent: str
+    """Instance name of the agent server."""
+    tasksets: dict[str, str] = Field(default_factory=dict)
+    """Task set -> instance name of the resources server that seeds and verifies its tasks."""
+    resources_server: str | None = None
+    """For rows of any other task set, and for flat rows; by default the only one there is."""
+    episode_timeout_s: float | None = Field(default=7200.0, gt=0)
+    """Time limit of an episode; it stands still during checkpoints."""
+    request_timeout_s: float = Field(default=86_400.0, gt=0)
+    clean_up_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_resources_server(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("resources_server") is None:
+            servers = set(dict(values.get("tasksets") or {}).values())
+            if len(servers) == 1:
+                return {**values, "resources_server": servers.pop()}
+        return values
+
+    def resources_for(self, taskset: str) -> str:
+        """The resources server of `taskset`; raises `EpisodeFailed` (terminal) if there is none."""
+        resources = self.tasksets.get(taskset, self.resources_server)
+        if resources is None:
+            known = ", ".join(sorted(self.tasksets)) or "none"
+            reason = f"no resources server is configured for task set {taskset[:160]!r} (known: {known})"
+            raise EpisodeFailed("admission", "unknown_taskset", reason, terminal=True)
+        return resources
+
+
+class EnvironmentRole:
+    """Episodes of one environment server: running ones, and restored ones that wait for their replacement's `/run`."""
+
+    kind: Kind = "environment"
+
+    def __init__(
+        self,
+        instance: str,
+        options: EnvironmentOptions,
+        neighbours: Neighbourhood,
+        *,
+        marks: Marks,
+        offload: Offload,
+        checkpointing: bool,
+    ) -> None:
+        self.instance = instance
+        self.options = options
+        self.marks = marks
+        self._neighbours = neighbours
+        self._offload = offload
+        self._checkpointing = checkpointing
+        self._signal = Signal()
+        door = Gate(self._signal) if checkpointing else AlwaysOpen()
+        self._floor = Floor(door, self._signal.notify)
+        self._timeouts = Timeouts(options.request_timeout_s, options.clean_up_timeout_s)
+        self._running: dict[str, dict[int, EnvironmentEpisode]] = {}
+        self._restored: dict[str, tuple[EpisodeId, Restored]] = {}
+
+    # The data plane.
+
+    async def run(self, episode: EpisodeId, task: Task) -> dict[str, Any]:
+        """Run `episode` to its end and give the verifier's reply. The caller may go away; the episode goes on.
+
+        Raises `AdmissionClosed` (send the same again), `StaleAttempt`, `CheckpointConflict` (already running),
+        `CheckpointFailed` (another task than the restored one), `EpisodeFailed`.
+        """
+        self._check_open()
+        resources = self.options.resources_for(task.task_id.taskset)
+        task_id = {"taskset": task.task_id.taskset, "task_id": task.task_id.task_id}
+        task_input = task.task_input
+        content = {"responses_create_params": task_input.responses_create_params, "task_data": task_input.task_data}
+        digest = ""
+        if self._checkpointing:
+            digest = await self._offload.run(lambda: task_digest(task_id, content))
+        asked = EpisodeTask(task_id, **content, digest=digest, resources=resources, agent=self.options.agent)
+        return await asyncio.shield(self._start(episode, asked).driver.reply)
+
+    def _start(self, episode: EpisodeId, task: EpisodeTask) -> EnvironmentEpisode:
+        self._check_open()
+        self.marks.check(episode)
+        attempts = self._running.get(episode.rollout_id, {})
+        live = {attempt: running for attempt, running in attempts.items() if running.driver.in_steps}
+        if episode.attempt in live:
+            raise CheckpointConflict(f"episode {episode} is already running")
+        if any(attempt > episode.attempt for attempt in live):
+            raise StaleAttempt(f"a later attempt than {episode} is running")
+        restored = self._claim(episode, task)
+        if self._checkpointing and episode.attempt > 0:
+            self.marks.raise_mark(EpisodeId(episode.rollout_id, episode.attempt - 1))
+        for earlier in live.values():
+            earlier.driver.cancel()
+        started = EnvironmentEpisode(
+            episode,
+            task,
+            floor=self._floor,
+            neighbours=self._neighbours,
+            timeouts=self._timeouts,
+            limit_s=self.options.episode_timeout_s,
+            checkpointing=self._checkpointing,
+            restored=restored,
+        )
+        self._restored.pop(episode.rollout_id, None)
+        self._running.setdefault(episode.rollout_id, {})[episode.attempt] = started
+        started.driver.when_gone(lambda: self._remove(started))
+        return started
+
+    def _claim(self, episode: EpisodeId, task: EpisodeTask) -> Restored | None:
+        waiting = self._restored.get(episode.rollout_id)
+        if waiting is None:
+            return None
+        installed, restored = waiting
+        if episode.attempt < installed.attempt:
+            raise StaleAttempt(f"{installed} was restored here, {episode} is older")
+        if episode.attempt > installed.attempt:
+            return None
+        if restored.task_digest != task.digest:
+            raise CheckpointFailed(
+                f"{episode} was restored with another task", hint="send the row that the rollout began with"
+            )
+        return restored
+
+    def _check_open(self) -> None:
+        if not self._floor.is_open:
+            raise AdmissionClosed(f"{self.instance} takes no new episodes during a checkpoint or restore")
+
+    def _remove(self, ended: EnvironmentEpisode) -> None:
+        attempts = self._running.get(ended.episode.rollout_id, {})
+        if attempts.get(ended.episode.attempt) is ended:
+            del attempts[ended.episode.attempt]
+            if not attempts:
+                del self._running[ended.episode.rollout_id]
+
+    async def aclose(self) -> None:
+        """Stop everything at once: the server ends."""
+        episodes = [running for attempts in self._running.values() for running in attempts.values()]
+        for running in episodes:
+            running.driver.abandon()
+        for running in episodes:
+            await running.driver.gone()
+
+    # The control plane: see `participant.role.Role`.
+
+    def close(self) -> None:
+        self._floor.close()
+
+    def open(self) -> None:
+        self._floor.open()
+
+    def report(self) -> RoleReport:
+        self._signal.looked()
+        counts = {**self._floor.counts(), "restored": len(self._restored)}
+        return RoleReport(self._floor.blockers(), counts, self._floor.restarts())
+
+    async def changed(self) -> None:
+        await self._signal.wait()
+
+    async def export(self, scope: Collection[EpisodeId] | None) -> AsyncIterator[ExportedRecord]:
+        wanted = None if scope is None else frozenset(scope)
+        restarts = frozenset(self._floor.restarts())
+        running = [episode for attempts in self._running.values() for episode in attempts.values()]
+        for one in running:
+            named = wanted is None or one.episode in wanted
+            if named and one.driver.in_steps and str(one.episode) not in restarts:
+                yield export(one.episode, one.task.digest, one.track.exported)
+        for episode, restored in list(self._restored.values()):
+            if wanted is None or episode in wanted:
+                yield export(episode, restored.task_digest, restored.point)
+
+    async def validate(self, records: AsyncIterator[StoredRecord]) -> Installable:
+        found = [(stored.episode, read(stored, self._neighbours.servers)) async for stored in records]
+        return Installable([episode for episode, _ in found], found)
+
+    async def install(self, installable: Installable, attempts: Mapping[str, int]) -> None:
+        found: list[tuple[EpisodeId, Restored]] = installable.prepared
+        for source, restored in found:
+            episode = EpisodeId(source.rollout_id, attempts[source.rollout_id])
+            self._restored[episode.rollout_id] = (episode, restored)
+        self._signal.notify()
+
+    async def drop_restored(self, keep: Collection[EpisodeId]) -> None:
+        kept = frozenset(keep)
+        self._restored = {rollout: (e, r) for rollout, (e, r) in self._restored.items() if e in kept}
+
+    async def suspend_compute(self, episodes: Collection[EpisodeId]) -> None:
+        return
+
+    async def wake_compute(self, episodes: Collection[EpisodeId]) -> None:
+        return
+
+    async def retire(self, episode: EpisodeId) -> None:
+        waiting = self._restored.get(episode.rollout_id)
+        if waiting is not None and waiting[0].attempt <= episode.attempt:
+            del self._restored[episode.rollout_id]
+        attempts = self._running.get(episode.rollout_id, {})
+        covered = [running for attempt, running in attempts.items() if attempt <= episode.attempt]
+        for running in covered:
+            running.driver.cancel()
+        for running in covered:
+            await running.driver.gone()
+
+    def live(self) -> Collection[str]:
+        running = [str(one.episode) for attempts in self._running.values() for one in attempts.values()]
+        return running + [str(episode) for episode, _ in self._restored.values()]
+
+    def status(self) -> Mapping[str, Any]:
+        return {"restored_pending": len(self._restored)}
+
+    def commit_fields(self, exported: Sequence[EpisodeId]) -> Mapping[str, Any]:
+        return {}
