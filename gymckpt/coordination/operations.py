@@ -26,7 +26,14 @@ from gymckpt.coordination.deployment import (
     Stages,
     describe,
 )
-from gymckpt.errors import DeadlineExceeded, DeadlinePassed, GymckptError, InvalidRolloutId, ServerError
+from gymckpt.errors import (
+    DeadlineExceeded,
+    DeadlinePassed,
+    GymckptError,
+    InvalidCheckpointState,
+    InvalidRolloutId,
+    ServerError,
+)
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline, Transport
 from gymckpt.wire.control import (
@@ -188,8 +195,8 @@ async def restore(
     """Install the records in `checkpoint_dir` (absolute here) everywhere, or nowhere.
 
     `episodes` names for each rollout the last attempt ever dispatched or installed; its record becomes the attempt
-    after that one. Admission stays closed until `resume(restore_id)`. If any participant fails, the new attempts are retired
-    and admission is opened on all of `cleanup` (default: this deployment), and the failure is raised.
+    after that one. Admission stays closed until `resume(restore_id)`. If any participant fails, the new attempts are
+    retired and admission is opened on all of `cleanup` (default: this deployment), and the failure is raised.
     """
     scope = [_episode_body(episode) for episode in sorted(episodes)]
 
@@ -206,7 +213,8 @@ async def restore(
         everywhere = cleanup if cleanup is not None else deployment
         new_attempts = [episode.next for episode in episodes]
         await _undo_restore(everywhere, transport, token, restore_id, deadline, new_attempts)
-        raise_failures(answers.failures)
+        # A refusal tells more than the damage that another participant may have met.
+        raise_failures(sorted(answers.failures, key=lambda failure: isinstance(failure.error, InvalidCheckpointState)))
     return answers.replies
 
 
