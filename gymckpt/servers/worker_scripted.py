@@ -33,15 +33,15 @@ class ScriptedOptions(Settings):
 
     model: str = "scripted"
     policy_version: str = "scripted-1"
-    tokens_per_second: float = Field(0.0, ge=0)
+    tokens_per_second: float = Field(default=0.0, ge=0)
     """Pace of every answer; 0 means as fast as possible."""
-    latency_s: float = Field(0.0, ge=0)
+    latency_s: float = Field(default=0.0, ge=0)
     """Mean time to the first token."""
-    latency_spread: float = Field(0.0, ge=0, le=1)
+    latency_spread: float = Field(default=0.0, ge=0, le=1)
     """0: always the mean; 1: exponentially distributed; the same conversation always waits equally long."""
     thought_tokens: tuple[int, int] = (0, 0)
     """Each answer begins with a thought of about this many tokens: at least, at most."""
-    max_output_tokens: int = Field(32_768, ge=1)
+    max_output_tokens: int = Field(default=32_768, ge=1)
 
 
 class ScriptedEngine:

@@ -87,9 +87,9 @@ class CutPrefix(Answer):
     cut_kind: CutKind | None = None
     frozen_buffer_id: str | None = None
     staging_keys: list[str] | None = None
-    prefix_token_count: int | None = Field(None, ge=0, le=MAX_PREFIX_TOKENS)
-    prefix_digest: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    effective_output_limit: int | None = Field(None, ge=1)
+    prefix_token_count: int | None = Field(default=None, ge=0, le=MAX_PREFIX_TOKENS)
+    prefix_digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    effective_output_limit: int | None = Field(default=None, ge=1)
     terminal_stop_reason: str | None = None
     terminal_finish_reason: FinishReason | None = None
     failure: str | None = None
