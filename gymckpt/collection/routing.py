@@ -1,0 +1,69 @@
+"""Which server receives which row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymckpt.identity import Kind, TaskId
+from gymckpt.ports import ServerRef
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of the deployment as far as it is known: its kind, and the agent that an environment is bound to."""
+
+    ref: ServerRef
+    kind: Kind | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Rows to servers. `routes` (task set or agent -> instance) decides; what it leaves open follows from the servers:
+    an environment bound to the row's agent, the server of that agent's name, the only environment."""
+
+    servers: tuple[Server, ...]
+    routes: Mapping[str, str] = field(default_factory=dict)
+    default_agent: str | None = None
+
+    def typed(self, task: TaskId) -> str:
+        """The instance for a typed row; raises `LookupError` saying why there is none."""
+        if named := self.routes.get(task.taskset):
+            return self._known(named, f"task set {task.taskset!r}")
+        environments = self._instances("environment")
+        if len(environments) == 1:
+            return environments[0]
+        if not environments and len(self.servers) == 1:
+            return self.servers[0].ref.instance
+        if not environments and any(server.ref.instance == "environment" for server in self.servers):
+            return "environment"
+        raise LookupError(
+            f"no route for task set {task.taskset[:80]!r}: {len(environments)} environment servers are known "
+            f"(--routes TASKSET=INSTANCE decides)"
+        )
+
+    def flat(self, row: Mapping[str, Any]) -> tuple[str, str | None]:
+        """The instance for a flat row, and its agent; raises `LookupError` saying why there is none."""
+        reference = row.get("agent_ref")
+        agent = reference.get("name") if isinstance(reference, Mapping) else None
+        agent = str(agent) if agent is not None else self.default_agent
+        agents = self._instances("agent")
+        if agent is None:
+            agent = agents[0] if len(agents) == 1 else None
+        if agent is None:
+            raise LookupError("the row names no agent_ref, and there is not exactly one agent (--agent NAME decides)")
+        if named := self.routes.get(agent):
+            return self._known(named, f"agent {agent!r}"), agent
+        for server in self.servers:
+            if server.agent == agent:
+                return server.ref.instance, agent
+        return self._known(agent, f"agent {agent[:80]!r}"), agent
+
+    def _known(self, instance: str, what: str) -> str:
+        if any(server.ref.instance == instance for server in self.servers):
+            return instance
+        known = ", ".join(server.ref.instance for server in self.servers) or "none"
+        raise LookupError(f"no route for {what}: no server {instance[:80]!r} is known (known: {known})")
+
+    def _instances(self, kind: Kind) -> list[str]:
+        return [server.ref.instance for server in self.servers if server.kind == kind]
