@@ -1,0 +1,145 @@
+"""What the answer to `POST /run` means: a result, a failure of the rollout, or a request that was never begun. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from gymckpt import jsoncodec
+from gymckpt.errors import NOT_STARTED_CODES, DeadlinePassed, NotSent, ServerError, StaleAttempt
+from gymckpt.identity import EpisodeId
+from gymckpt.ports import Reply
+from gymckpt.wire.gym import RunReply
+
+MAX_REASON = 2000
+BUSY_S = 1.0
+"""How long a server that said 429 without a Retry-After is left alone."""
+MAX_RETRY_AFTER_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The verifier judged: the reply to keep, and its reward."""
+
+    result: Mapping[str, Any]
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt brought no judgement. `terminal`: trying again is of no use, says the server."""
+
+    kind: str
+    reason: str
+    stage: str | None = None
+    terminal: bool = False
+    unknown: bool = False
+    """Nobody knows whether the request was received: it may still run."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """No work was begun: the same attempt is sent again, not before `after_s`. `unreachable`: the connection was
+    refused. `closed`: refused because of a checkpoint."""
+
+    after_s: float = 0.0
+    unreachable: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The server refuses this attempt for ever, because it was retired: no failure of the rollout."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Succeeded | Failed | NotStarted | Superseded
+
+
+def judge(reply: Reply, episode: EpisodeId, now: float) -> Verdict:
+    """What a reply to `/run` means. `now` is unix time, for a Retry-After that names a date."""
+    if reply.status in (429, 503) and (reply.status == 429 or "retry-after" in reply.headers):
+        return NotStarted(after_s=_retry_after_s(reply, now))
+    try:
+        body = jsoncodec.loads(reply.body)
+    except ValueError as error:
+        if 200 <= reply.status < 300:
+            return Failed("bad_reply", f"HTTP {reply.status} without JSON: {error}")
+        body = reply.body[:MAX_REASON].decode("utf-8", "replace")
+    if 200 <= reply.status < 300:
+        return _judge_body(body, episode)
+    code = _error_code(body)
+    if reply.status == 409 and code in NOT_STARTED_CODES:
+        return NotStarted(closed=True)
+    if reply.status == 409 and code == StaleAttempt.code:
+        return Superseded(_text(body))
+    # A request that the server cannot read will not become readable by sending it again.
+    terminal = reply.status in (400, 404, 405, 413, 422)
+    return Failed(code or f"http_{reply.status}", _text(body), terminal=terminal)
+
+
+def judge_error(error: ServerError) -> Verdict:
+    """What it means that there was no reply."""
+    match error:
+        case NotSent():
+            return NotStarted(unreachable=True)
+        case DeadlinePassed():
+            return Failed("timeout", error.detail[:MAX_REASON], unknown=True)
+        case _:
+            return Failed("connection", error.detail[:MAX_REASON], unknown=True)
+
+
+def _judge_body(body: Any, episode: EpisodeId) -> Verdict:
+    if not isinstance(body, dict):
+        return Failed("bad_reply", f"the reply is a JSON {type(body).__name__}, not an object")
+    if "episode_id" not in body or not ("result" in body or "failure" in body):
+        return _judge_flat(body)
+    try:
+        typed = RunReply.model_validate(body)
+    except ValidationError as error:
+        return Failed("bad_reply", f"the typed reply cannot be read: {error.error_count()} wrong fields")
+    if typed.episode_id.episode != episode:
+        return Failed("bad_reply", f"the reply is for {typed.episode_id.episode}, not for {episode}")
+    if typed.failure is not None:
+        failure = typed.failure
+        kind = failure.failure_kind or "failed"
+        return Failed(kind, failure.failure_reason[:MAX_REASON], failure.stage, failure.terminal)
+    return _judge_flat(typed.result or {})
+
+
+def _judge_flat(body: dict[str, Any]) -> Verdict:
+    # A failure of the machinery is never a reward of 0, whatever number came with it.
+    if kind := body.get("failure_kind"):
+        return Failed(str(kind)[:200], str(body.get("failure_reason") or "")[:MAX_REASON])
+    reward = body.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        return Failed("no_reward", f"the reply's reward is {str(reward)[:80]}, not a finite number", "verification")
+    return Succeeded(body, float(reward))
+
+
+def _error_code(body: Any) -> str | None:
+    error = body.get("error") if isinstance(body, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code[:200] if isinstance(code, str) else None
+
+
+def _text(body: Any) -> str:
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        body = body["error"].get("detail", body["error"])
+    text = body if isinstance(body, str) else jsoncodec.dumps(body).decode()
+    return text[:MAX_REASON]
+
+
+def _retry_after_s(reply: Reply, now: float) -> float:
+    value = reply.headers.get("retry-after")
+    if value is None:
+        return BUSY_S
+    try:
+        wait_s = float(value) if value.strip().isdecimal() else parsedate_to_datetime(value).timestamp() - now
+    except (ValueError, OverflowError):
+        return BUSY_S
+    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)
