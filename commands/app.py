@@ -74,10 +74,9 @@ def run(arguments: list[str]) -> int:
     except (Abort, KeyboardInterrupt):
         note("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain about it once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+    except (BrokenPipeError, SystemExit):
+        # Typer turns the first into the second: whoever read our output has seen enough.
+        return _seen_enough()
     except Exception as error:  # the boundary of the program: anything that arrives here is a bug
         note(f"internal error: {type(error).__name__}: {error}")
         note("  this is a bug in gymckpt; run the same command with --debug for the traceback to report")
@@ -85,6 +84,12 @@ def run(arguments: list[str]) -> int:
             traceback.print_exc()
         return INTERNAL_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _seen_enough() -> int:
+    # Python must not complain about the closed pipe once more while it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def main() -> NoReturn:
@@ -96,6 +101,5 @@ def main() -> NoReturn:
         status = run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        status = 0
+        status = _seen_enough()
     sys.exit(status)
