@@ -1,12 +1,13 @@
 """The index: what a participant's part of a checkpoint holds, one line per episode, without any payload.
 
 The first line is `{"segments": [{"file", "frames": [[compressed, uncompressed], ...]}, ...]}`. The others are
-`{"rollout_id", "attempt", "boundary", "turns", "bytes", "needs", "parts": [[segment, frame, offset, length], ...]}`, with
-`"lists"` (length of each append-only list after each part) and `"digest"` (of the head) where an append needs them.
+`{"rollout_id", "attempt", "boundary", "turns", "bytes", "needs", "parts": [[segment, frame, offset, length], ...]}`,
+and what an append has to know: `"lists"` (length of each append-only list after each part), `"digest"` (of the head),
+and `"next"` (number of the next part, where parts were merged).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState, InvalidRolloutId
@@ -24,6 +25,11 @@ class IndexLine:
     def __init__(self, fields: dict[str, Any], where: str) -> None:
         self._fields = fields
         self._where = where
+
+    @property
+    def key(self) -> tuple[object, object]:
+        """(rollout_id, attempt), unchecked: for counting and looking up."""
+        return self._fields.get("rollout_id"), self._fields.get("attempt")
 
     @property
     def rollout_id(self) -> str:
@@ -86,20 +92,23 @@ class IndexLine:
         for lengths in lists.values():
             if not isinstance(lengths, list) or len(lengths) != len(parts) or not all(map(_is_count, lengths)):
                 raise self._damage("its lists")
-        return Chain(parts, {name: tuple(lengths) for name, lengths in lists.items()}, None, digest)
+        following = self._fields.get("next", len(parts))
+        if not _is_count(following):
+            raise self._damage("its next part")
+        return Chain(parts, {name: tuple(lengths) for name, lengths in lists.items()}, following, None, digest)
 
     def _count(self, name: str) -> int:
         value = self._fields.get(name)
         if not _is_count(value):
             raise self._damage(f"its {name}")
-        return int(value)
+        return value
 
     def _damage(self, what: str) -> DamagedState:
         rollout_id = str(self._fields.get("rollout_id"))[:160]
         return DamagedState(f"{self._where}: the line of {rollout_id!r} is not as we write it: {what}")
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
@@ -133,6 +142,8 @@ def index_line(exported: ExportedRecord, chain: Chain) -> bytes:
     }
     if chain.lists:
         fields["lists"] = chain.lists
+    if chain.next_part != len(chain.parts):
+        fields["next"] = chain.next_part
     if chain.digest is not None:
         fields["digest"] = chain.digest
     return jsoncodec.dumps(fields) + b"\n"

@@ -35,6 +35,8 @@ class Chain:
     parts: tuple[Address, ...]
     lists: Mapping[str, tuple[int, ...]]
     """Length of each append-only list after each part."""
+    next_part: int
+    """Numbers only rise along a chain, merges included."""
     revision: int | None = None
     digest: str | None = None
     """Of the head's bytes after the last part, where the role counts no revisions."""
@@ -44,11 +46,20 @@ class Chain:
         if count <= 0:
             return None
         lists = {pointer: lengths[:count] for pointer, lengths in self.lists.items()}
-        return Chain(self.parts[:count], lists)
+        return Chain(self.parts[:count], lists, self.next_part)
 
     def lengths(self) -> dict[str, int]:
         """Of each append-only list, after the last part."""
         return {pointer: lengths[-1] for pointer, lengths in self.lists.items()}
+
+    def after(self, address: Address, encoded: "Encoded", revision: int | None) -> "Chain":
+        """This chain with one more part."""
+        lists = {name: (*self.lists.get(name, ()), length) for name, length in encoded.lists.items()}
+        return Chain((*self.parts, address), lists, self.next_part + 1, revision, encoded.digest)
+
+    def same(self, encoded: "Encoded", revision: int | None) -> "Chain":
+        """This chain, found to hold an export already."""
+        return Chain(self.parts, self.lists, self.next_part, revision, encoded.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +69,6 @@ class Snapshot:
     exported: ExportedRecord
     head: Record
     items: Mapping[str, list[Any]]
-    known: Chain | None
-    """What `items` are added to; None if they are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +81,49 @@ class Encoded:
     appended: bool
 
 
-def take(exported: ExportedRecord, known: Chain | None) -> Snapshot:
-    """Pin `exported`: cheap, in proportion to the number of new items, and done before the event loop goes on."""
-    lists = exported.lists
-    if known is not None and not _continues(known, lists):
-        known = None if lists or known.lists else known
+def take(exported: ExportedRecord) -> Snapshot:
+    """Pin `exported`: copies references only, and is done before the event loop goes on."""
     head, items = exported.record, {}
-    if lists:
+    if exported.lists:
         head = dict(head)
-        for pointer, length in lists.items():
+        for pointer, length in exported.lists.items():
             source, parent, key = _detach(head, pointer, exported.episode)
             if not 0 <= length <= len(source):
                 raise CheckpointFailed(f"{exported.episode}: the list {pointer} has {len(source)} items, not {length}")
-            items[pointer] = source[known.lists[pointer][-1] if known else 0 : length]
+            items[pointer] = source[:length]
             parent[key] = []
-    return Snapshot(exported, head, items, known)
+    return Snapshot(exported, head, items)
 
 
-def _continues(known: Chain, lists: Mapping[str, int]) -> bool:
-    lengths = known.lengths()
-    return bool(lists) and lengths.keys() == lists.keys() and all(lists[name] >= lengths[name] for name in lists)
+def is_unchanged(exported: ExportedRecord, chain: Chain) -> bool:
+    """Whether the role's own count says that `exported` is what `chain` holds."""
+    return (
+        exported.revision is not None
+        and exported.revision == chain.revision
+        and dict(exported.lists) == chain.lengths()
+    )
 
 
-def encode(snapshot: Snapshot, part: int, max_record_bytes: int) -> Encoded:
-    """The line for `snapshot`, or none if its bytes are as stored. Raises `CheckpointFailed` if it is too large."""
-    exported, known = snapshot.exported, snapshot.known
+def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:
+    """The line to add to `chain`, or none if its bytes are as stored. Raises `CheckpointFailed` if it is too large."""
+    exported, lengths = snapshot.exported, chain.lengths() if chain else {}
+    grows = chain is not None and lengths.keys() == exported.lists.keys() and _only_grew(lengths, exported.lists)
     compare = exported.revision is None
     head, exact = jsoncodec.encode(snapshot.head) if snapshot.items or compare else (b"", True)
     digest = head_digest(head) if compare else None
-    new = any(snapshot.items.values())
-    if known is not None and digest is not None and digest == known.digest and not new:
+    if (
+        grows
+        and chain is not None
+        and digest is not None
+        and digest == chain.digest
+        and lengths == dict(exported.lists)
+    ):
         return Encoded(None, exported.lists, digest, appended=True)
-    appended = known is not None and bool(exported.lists)
-    if appended and known is not None:
-        before = known.lengths()
-        added = {name: {"from": before[name], "items": items} for name, items in snapshot.items.items()}
+    appended = grows and bool(snapshot.items)
+    if appended:
+        added = {
+            name: {"from": lengths[name], "items": items[lengths[name] :]} for name, items in snapshot.items.items()
+        }
         lists, lists_exact = jsoncodec.encode(added)
         exact = exact and lists_exact
         payload = b',"head":' + head + b',"lists":' + lists + b"}\n"
@@ -115,8 +132,13 @@ def encode(snapshot: Snapshot, part: int, max_record_bytes: int) -> Encoded:
             head, exact = jsoncodec.encode(_whole(snapshot))
         payload = b',"record":' + head + b"}\n"
     check_size(len(payload), max_record_bytes, exported.episode)
-    line = _envelope(exported.episode, part, "append" if appended else "full", exact) + payload
+    part = chain.next_part if appended and chain else 0
+    line = envelope(exported.episode, part, "append" if appended else "full", exact) + payload
     return Encoded(line, exported.lists, digest, appended)
+
+
+def _only_grew(before: Mapping[str, int], after: Mapping[str, int]) -> bool:
+    return all(after[name] >= length for name, length in before.items())
 
 
 def check_size(size_bytes: int, max_record_bytes: int, episode: EpisodeId) -> None:
@@ -133,7 +155,8 @@ def head_digest(head: bytes) -> str:
     return hashlib.sha256(head).hexdigest()[:32]
 
 
-def _envelope(episode: EpisodeId, part: int, op: str, exact: bool) -> bytes:
+def envelope(episode: EpisodeId, part: int, op: str, exact: bool) -> bytes:
+    """How a line begins."""
     wide = "" if exact else ',"wide":true'
     return f'{{"rollout_id":"{episode.rollout_id}","attempt":{episode.attempt},"part":{part},"op":"{op}"{wide}'.encode()
 

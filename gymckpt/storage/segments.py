@@ -5,11 +5,12 @@ from collections import OrderedDict
 from pathlib import PurePath
 
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import DamagedState
+from gymckpt.errors import DamagedState, StorageFailed
 from gymckpt.ports import FileSystem, WriteHandle
 from gymckpt.storage.durable import reading, sync, temporary_name, writing
-from gymckpt.storage.frames import FrameSpan, compress, decompress
+from gymckpt.storage.frames import FRAME_BYTES, FrameSpan, compress, decompress
 from gymckpt.storage.manifest import Segment, SegmentFact
+from gymckpt.storage.parts import Address
 
 BEFORE_FSYNC = declare("commit.segment.before_fsync", "the new segment is written, not yet fsynced")
 
@@ -29,31 +30,32 @@ class Spool:
         self.path = temporary_name(directory / "segment")
         self._handle: WriteHandle | None = None
         self._torn = False
-        self._unwritten: bytes | None = None
+        self._fsync_failed = False
+        self._unwritten: list[bytes] = []
         self._digest = hashlib.sha256()
         self.frames: list[FrameSpan] = []
         self.size_bytes = 0
 
     def add(self, lines: bytes) -> None:
-        """Compress and write one frame of `lines`."""
-        self.flush()
+        """Compress and write one frame of `lines`. After an error it is held here, for `flush` to write."""
         frame = compress(lines, self._level)
-        self.frames.append(FrameSpan(self.size_bytes + len(self._unwritten or b""), len(frame), len(lines)))
-        self._unwritten = frame
+        last = self.frames[-1] if self.frames else FrameSpan(0, 0, 0)
+        self.frames.append(FrameSpan(last.offset + last.size_bytes, len(frame), len(lines)))
+        self._unwritten.append(frame)
         self.flush()
 
     def flush(self) -> None:
         """Write what an earlier failure left unwritten."""
-        if self._unwritten is None:
-            return
-        with writing(self.path):
-            handle = self._open()
-            self._torn = True
-            handle.write(self._unwritten)
-            self._torn = False
-        self._digest.update(self._unwritten)
-        self.size_bytes += len(self._unwritten)
-        self._unwritten = None
+        while self._unwritten:
+            frame = self._unwritten[0]
+            with writing(self.path):
+                handle = self._open()
+                self._torn = True
+                handle.write(frame)
+                self._torn = False
+            self._digest.update(frame)
+            self.size_bytes += len(frame)
+            del self._unwritten[0]
 
     def _open(self) -> WriteHandle:
         if self._torn and self._handle is not None:
@@ -68,9 +70,14 @@ class Spool:
     def finish(self) -> Segment:
         """Make it durable; what it is, by its content."""
         self.flush()
-        crash_point(BEFORE_FSYNC)
+        if self._fsync_failed:
+            raise StorageFailed(f"an fsync of {self.path} failed before")
         if self._handle is not None:
+            self._fsync_failed = True
+            with writing(self.path):
+                crash_point(BEFORE_FSYNC)
             sync(self._handle, self.path)
+            self._fsync_failed = False
             self.close()
         digest = self._digest.hexdigest()
         fact = SegmentFact(
@@ -86,6 +93,37 @@ class Spool:
         if self._handle is not None:
             self._handle.close()
             self._handle = None
+
+
+class LineBuffer:
+    """Lines gathered into frames, each line at an address that is known at once."""
+
+    def __init__(self, segment: int) -> None:
+        self._segment = segment
+        self._lines: list[bytes] = []
+        self._size_bytes = 0
+        self._frame = 0
+        self._ready: list[list[bytes]] = []
+
+    def put(self, line: bytes) -> Address:
+        """Take `line`; where it will stand."""
+        if self._lines and self._size_bytes + len(line) > FRAME_BYTES:
+            self.seal()
+        address = Address(self._segment, self._frame, self._size_bytes, len(line))
+        self._lines.append(line)
+        self._size_bytes += len(line)
+        return address
+
+    def seal(self) -> None:
+        """End the frame, if anything is in it."""
+        if self._lines:
+            self._ready.append(self._lines)
+            self._lines, self._size_bytes, self._frame = [], 0, self._frame + 1
+
+    def take_ready(self) -> list[list[bytes]]:
+        """Whole frames that wait to be written; each is given once."""
+        ready, self._ready = self._ready, []
+        return ready
 
 
 class FrameSource:

@@ -1,0 +1,355 @@
+"""Writes a participant's part of a checkpoint: spooled as it is exported, only what is new, all or nothing."""
+
+import asyncio
+import hashlib
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
+from typing import Any
+
+from gymckpt.crashpoints import crash_point, declare
+from gymckpt.errors import CheckpointFailed, DamagedState, StaleCheckpoint, StorageFailed
+from gymckpt.identity import EpisodeId, Kind
+from gymckpt.ports import FileSystem, Offload
+from gymckpt.storage import durable
+from gymckpt.storage.base import Base, hold, lose
+from gymckpt.storage.frames import compress
+from gymckpt.storage.index import header_line, index_line
+from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
+from gymckpt.storage.merging import choose, dissolve
+from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
+from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.segments import FrameSource, LineBuffer, Spool
+
+SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
+INDEX_BEFORE_LINK = declare("commit.index.before_link", "the index is durable under its temporary name")
+MANIFEST_BEFORE_LINK = declare("commit.manifest.before_link", "everything but the manifest's name is there")
+MANIFEST_AFTER_LINK = declare("commit.manifest.after_link", "the manifest has its name, its directory is not fsynced")
+
+_JOB_BYTES = 1 << 20
+_JOB_RECORDS = 64
+_SPARE_BYTES = 1 << 20
+_EMPTY = Chain((), {}, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A commit that is on disk."""
+
+    manifest: dict[str, Any]
+    episodes: list[EpisodeId]
+    base: Base
+
+
+@dataclass(slots=True)
+class _Entry:
+    exported: ExportedRecord
+    chain: Chain = _EMPTY
+
+
+class ParticipantWriter:
+    """One participant's records into `directory` (`<checkpoint>/gym/<kind>/<instance>`).
+
+    `add` every record once, then `finish`. After an error `finish` may be called again and stores the very same export,
+    unless a fsync failed (`StorageFailed`), which is final. Not for two callers at a time; `stop` is for any thread.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        offload: Offload,
+        directory: PurePath,
+        *,
+        checkpoint_id: str,
+        kind: Kind,
+        instance: str,
+        base: Base | None = None,
+        max_record_bytes: int = 1 << 30,
+        compression_level: int = 1,
+    ) -> None:
+        self._fs = fs
+        self._offload = offload
+        self._directory = directory
+        self._identity = (checkpoint_id, kind, instance)
+        self._base = base
+        self._old = base.segments if base else ()
+        self._held: list[bool] | None = None
+        self._max_record_bytes = max_record_bytes
+        self._level = compression_level
+        self._entries: dict[EpisodeId, _Entry] = {}
+        self._pending: list[Snapshot] = []
+        self._mean_bytes = _JOB_BYTES
+        self._buffer = LineBuffer(len(self._old))
+        self._queue: deque[list[bytes]] = deque()
+        self._spool = Spool(fs, directory, compression_level)
+        self._writing: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[Written] | None = None
+        self._merged = False
+        self._segment: Segment | None = None
+        self._segment_named = False
+        self._final: tuple[tuple[Segment, ...], dict[EpisodeId, Chain]] | None = None
+        self._gate = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """From its return on nothing new appears under a final name. Waits for a link that is being made."""
+        with self._gate:
+            self._stopped = True
+
+    async def add(self, exported: ExportedRecord) -> None:
+        """Take one record; what it holds is pinned before this first waits.
+
+        Raises `CheckpointFailed` (twice the same episode, too large, not JSON), `NoSpace`, `StorageUnavailable`,
+        `StorageFailed`, and `StaleCheckpoint` after `stop`.
+        """
+        if exported.episode in self._entries:
+            raise CheckpointFailed(f"{exported.episode} was exported twice")
+        pinned = take(exported)
+        entry = self._entries[exported.episode] = _Entry(replace(exported, record={}, lists={}))
+        if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
+            entry.chain = chain
+            return
+        self._pending.append(pinned)
+        if self._held is None:
+            self._held = await self._offload.run(self._start)
+        if len(self._pending) >= min(_JOB_RECORDS, max(1, _JOB_BYTES // self._mean_bytes)):
+            await self._encode_pending()
+
+    async def finish(self) -> Written:
+        """Make it durable, the manifest last. Raises as `add` does, and `NotAsAsked` where another commit is.
+
+        A caller that is cancelled does not stop it: the next call waits for the same work.
+        """
+        if self._finishing is None or (self._finishing.done() and _may_try_again(self._finishing)):
+            self._finishing = asyncio.ensure_future(self._finish())
+            self._finishing.add_done_callback(_retrieve)
+        return await asyncio.shield(self._finishing)
+
+    async def discard(self) -> None:
+        """Remove the temporary file of a commit that is given up; what has a final name stays."""
+        self.stop()
+        if unfinished := [task for task in (self._writing, self._finishing) if task is not None]:
+            await asyncio.wait(unfinished)
+        self._spool.close()
+        await self._offload.run(lambda: durable.remove_quietly(self._fs, self._spool.path))
+
+    # On the event loop
+
+    def _known(self, episode: EpisodeId) -> Chain | None:
+        """What can be appended to: the stored parts of the episode, up to the first that is lost."""
+        chain = self._base.chains.get(episode) if self._base else None
+        if chain is None or self._held is None or all(self._held):
+            return chain
+        kept = next((n for n, part in enumerate(chain.parts) if not self._held[part.segment]), len(chain.parts))
+        return chain if kept == len(chain.parts) else chain.until(kept)
+
+    async def _finish(self) -> Written:
+        if self._held is None:
+            self._held = await self._offload.run(self._start)
+        await self._encode_pending()
+        self._buffer.seal()
+        self._queue.extend(self._buffer.take_ready())
+        await self._settle()
+        return await self._offload.run(self._complete)
+
+    async def _encode_pending(self) -> None:
+        limit = self._max_record_bytes
+        while self._pending:
+            job = [(snapshot, self._known(snapshot.exported.episode)) for snapshot in self._pending]
+            encoded = await self._offload.run(partial(_encode_all, job, limit))
+            for (snapshot, chain), result in zip(job, encoded, strict=True):
+                self._place(snapshot.exported, chain, result)
+            del self._pending[: len(job)]
+            self._mean_bytes = max(1, sum(len(result.line or b"") for result in encoded) // len(encoded))
+        if ready := self._buffer.take_ready():
+            await self._settle()
+            self._queue.extend(ready)
+            self._writing = asyncio.ensure_future(self._offload.run(self._spool_queue))
+            self._writing.add_done_callback(_retrieve)
+
+    def _place(self, exported: ExportedRecord, chain: Chain | None, encoded: Encoded) -> None:
+        entry = self._entries[exported.episode]
+        if encoded.line is None:
+            entry.chain = (chain or _EMPTY).same(encoded, exported.revision)
+        else:
+            address = self._buffer.put(encoded.line)
+            entry.chain = (chain if encoded.appended and chain else _EMPTY).after(address, encoded, exported.revision)
+
+    async def _settle(self) -> None:
+        """Wait for the writing that goes on beside the encoding; what it left is written later."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+            self._writing = None
+
+    # In threads
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise StaleCheckpoint(f"checkpoint {self._identity[0]} was resumed: nothing more is written for it")
+
+    def _name(self, temporary: PurePath, path: PurePath) -> None:
+        """Give a file its final name, unless `stop` was called."""
+        with self._gate:
+            if self._stopped:
+                durable.remove_quietly(self._fs, temporary)
+            self._check()
+            durable.name_finally(self._fs, temporary, path)
+
+    def _start(self) -> list[bool]:
+        """Make the directory, look for space, and take hold of what the last commit stored."""
+        self._check()
+        durable.make_directories(self._fs, self._directory)
+        for directory in (self._directory.parent.parent, self._directory.parent, self._directory):
+            durable.check_directory(self._fs, directory)
+        expected = self._base.new_bytes if self._base else 0
+        durable.check_space(self._fs, self._directory, expected + expected // 4 + _SPARE_BYTES)
+        return hold(self._fs, self._base, self._directory, self._name) if self._base else []
+
+    def _spool_queue(self) -> None:
+        while self._queue:
+            self._check()
+            self._spool.add(b"".join(self._queue.popleft()))
+
+    def _complete(self) -> Written:
+        """Everything after the last record. Each step is skipped if an earlier call did it."""
+        self._check()
+        self._spool.flush()
+        self._spool_queue()
+        if not self._merged:
+            self._merge()
+            self._merged = True
+        if self._spool.frames and self._segment is None:
+            self._segment = self._spool.finish()
+        if self._segment is not None and not self._segment_named:
+            self._step(SEGMENT_BEFORE_LINK, self._spool.path, self._directory / self._segment.file)
+            self._segment_named = True
+        if self._final is None:
+            self._final = self._renumber()
+        segments, chains = self._final
+        manifest = self._write_manifest(segments, chains)
+        base = Base(self._directory, segments, chains, self._spool.size_bytes)
+        return Written(manifest.model_dump(mode="json"), list(chains), base)
+
+    def _step(self, before: str, temporary: PurePath, path: PurePath) -> None:
+        with durable.writing(path):
+            crash_point(before)
+        self._name(temporary, path)
+
+    def _write_manifest(self, segments: tuple[Segment, ...], chains: dict[EpisodeId, Chain]) -> Manifest:
+        """The index, then what names it."""
+        data, frames = self._index(segments, chains)
+        digest = hashlib.sha256(data).hexdigest()
+        index = IndexFact(file=f"episodes-{digest}.jsonl.zst", bytes=len(data), sha256=digest, frames=frames)
+        checkpoint_id, kind, instance = self._identity
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            format=FORMAT,
+            kind=kind,
+            instance=instance,
+            checkpoint_id=checkpoint_id,
+            record_count=len(chains),
+            raw_bytes=sum(part.length for chain in chains.values() for part in chain.parts),
+            index=index,
+            segments=[segment.fact for segment in segments],
+        )
+        self._create(INDEX_BEFORE_LINK, self._directory / index.file, data)
+        durable.sync_directory(self._fs, self._directory)
+        self._create(MANIFEST_BEFORE_LINK, self._directory / MANIFEST, manifest.to_bytes())
+        with durable.writing(self._directory):
+            crash_point(MANIFEST_AFTER_LINK)
+        durable.sync_directory(self._fs, self._directory)
+        return manifest
+
+    def _create(self, before: str, path: PurePath, data: bytes) -> None:
+        temporary = durable.write_temporary(self._fs, path, data)
+        try:
+            self._step(before, temporary, path)
+        finally:
+            durable.remove_quietly(self._fs, temporary)
+
+    def _index(
+        self, segments: tuple[Segment, ...], chains: dict[EpisodeId, Chain]
+    ) -> tuple[bytes, list[tuple[int, int]]]:
+        buffer, frames, sizes = LineBuffer(0), [], []
+        lines = (index_line(self._entries[episode].exported, chain) for episode, chain in chains.items())
+        for line in (header_line(segments), *lines, b""):
+            if line:
+                buffer.put(line)
+            else:
+                buffer.seal()
+            for ready in buffer.take_ready():
+                raw = b"".join(ready)
+                frames.append(compress(raw, self._level))
+                sizes.append((len(frames[-1]), len(raw)))
+        return b"".join(frames), sizes
+
+    def _merge(self) -> None:
+        live = dict.fromkeys(range(len(self._old)), 0)
+        for entry in self._entries.values():
+            for part in entry.chain.parts:
+                if part.segment in live:
+                    live[part.segment] += part.length
+        chosen = choose(live, [segment.fact.raw_bytes for segment in self._old])
+        if chosen:
+            source = FrameSource(
+                self._fs, self._directory, self._old, self._max_record_bytes + durable.SMALL_FILE_BYTES
+            )
+            for episode, entry in self._entries.items():
+                if any(part.segment in chosen for part in entry.chain.parts):
+                    entry.chain = dissolve(entry.chain, episode, chosen, lambda at: self._read(source, at), self._move)
+        self._buffer.seal()
+        self._queue.extend(self._buffer.take_ready())
+        self._spool_queue()
+
+    def _read(self, source: FrameSource, address: Address) -> bytes:
+        try:
+            return source.line(*address)
+        except DamagedState as error:
+            if self._base is not None:
+                lose(self._base, self._old[address.segment].file, error)
+            raise
+
+    def _move(self, line: bytes) -> Address:
+        address = self._buffer.put(line)
+        self._queue.extend(self._buffer.take_ready())
+        self._spool_queue()
+        return address
+
+    def _renumber(self) -> tuple[tuple[Segment, ...], dict[EpisodeId, Chain]]:
+        """The segments that are alive, and every address in terms of them; the other files go."""
+        used = {part.segment for entry in self._entries.values() for part in entry.chain.parts}
+        numbers: dict[int, int] = {}
+        segments: list[Segment] = []
+        for old, segment in enumerate((*self._old, *([self._segment] if self._segment else []))):
+            if old in used:
+                numbers[old] = len(segments)
+                segments.append(segment)
+            elif old < len(self._old) and self._base and self._base.directory != self._directory:
+                durable.remove_quietly(self._fs, self._directory / segment.file)
+        chains = {}
+        for episode, entry in self._entries.items():
+            parts = tuple(part._replace(segment=numbers[part.segment]) for part in entry.chain.parts)
+            chains[episode] = replace(entry.chain, parts=parts)
+        return tuple(segments), chains
+
+
+def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:
+    return [
+        Encoded(None, snapshot.exported.lists, chain.digest, appended=True)
+        if chain is not None and is_unchanged(snapshot.exported, chain)
+        else encode(snapshot, chain, limit)
+        for snapshot, chain in job
+    ]
+
+
+def _may_try_again(task: "asyncio.Task[Written]") -> bool:
+    """Whether a finish that ended may run again: it failed, but no fsync did."""
+    return task.cancelled() or (task.exception() is not None and not isinstance(task.exception(), StorageFailed))
+
+
+def _retrieve(task: "asyncio.Task[Any]") -> None:
+    """Look at a task's error, which whoever waits next raises; else asyncio reports it as forgotten."""
+    if not task.cancelled():
+        task.exception()
