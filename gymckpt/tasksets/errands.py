@@ -10,7 +10,7 @@ from gymckpt.tasksets.decision import Decision, ToolCall
 from gymckpt.tasksets.jobs import Plan, PlanLost, Round
 from gymckpt.tasksets.workbench import JOBS
 
-SLIP_RATE = 0.17
+SLIP_RATE = 0.15
 _ERRAND = re.compile(r"^\d+\. (.+)$", re.MULTILINE)
 
 _COUNTED = frozenset({"add_order_line", "transfer_stock", "reorder_stock"})
