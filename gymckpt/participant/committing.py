@@ -4,7 +4,7 @@ import heapq
 import logging
 from collections.abc import Iterable
 
-from gymckpt.errors import CheckpointFailed, DeadlineExceeded, InvalidPhase, RestartInScope
+from gymckpt.errors import CheckpointFailed, ControlError, DeadlineExceeded, InvalidPhase, RestartInScope
 from gymckpt.identity import EpisodeId
 from gymckpt.participant.directories import part_directory
 from gymckpt.participant.export import OWNERS, Export
@@ -32,30 +32,11 @@ async def commit(state: State, request: CommitRequest) -> CommitReply:
         state.hold(deadline)
         return kept
     if active.commit is None:
-        if scope is None and state.role.kind == "model":
-            raise CheckpointFailed("a model server commits only a scope that names its episodes, never null")
-        directory = await state.offload.run(
-            lambda: part_directory(
-                state.fs, request.checkpoint_dir, state.settings.root, state.role.kind, state.role.instance
-            )
-        )
-        active, deadline = _committing(state, request)
-        if active.commit is None:
-            _check_ready(state, scope)
-            export = Export(
-                state.role,
-                state.settings,
-                state.fs,
-                state.offload,
-                checkpoint_id=request.checkpoint_id,
-                directory=directory,
-                scope=scope,
-                base=state.base,
-            )
-            active.commit = Commit(arguments, export, scope, request.stop)
+        _check_ready(state, scope)
+        active.commit = Commit(arguments, scope, request.stop)
     active.same("commit", active.commit.arguments, arguments)
     state.hold(deadline)
-    return await _await_write(state, active, active.commit, deadline)
+    return await _await_write(state, active, active.commit, request.checkpoint_dir, deadline)
 
 
 def _committing(state: State, request: CommitRequest) -> tuple[Active, Deadline]:
@@ -66,6 +47,8 @@ def _committing(state: State, request: CommitRequest) -> tuple[Active, Deadline]
 
 
 def _check_ready(state: State, scope: frozenset[EpisodeId] | None) -> None:
+    if scope is None and state.role.kind == "model":
+        raise CheckpointFailed("a model server commits only a scope that names its episodes, never null")
     report = state.readiness.look()
     if not report.ready:
         raise CheckpointFailed(
@@ -80,10 +63,10 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(heapq.nsmallest(NAMED_EPISODES, names))
 
 
-async def _await_write(state: State, active: Active, commit: Commit, deadline: Deadline) -> CommitReply:
+async def _await_write(state: State, active: Active, commit: Commit, directory: str, deadline: Deadline) -> CommitReply:
     task = commit.task
     if task is None or task.done():
-        task = commit.task = state.spawn(_carry_out(state, active, commit))
+        task = commit.task = state.spawn(_carry_out(state, active, commit, directory))
     await done_or(task, active.ended, deadline)
     if task.done() and not task.cancelled():
         return task.result()
@@ -93,25 +76,48 @@ async def _await_write(state: State, active: Active, commit: Commit, deadline: D
     )
 
 
-async def _carry_out(state: State, active: Active, commit: Commit) -> CommitReply:
-    written = await commit.export.run()
+async def _carry_out(state: State, active: Active, commit: Commit, directory: str) -> CommitReply:
+    export = commit.export
+    if export is None:
+        try:
+            export = commit.export = await _begin_export(state, active, commit, directory)
+        except ControlError:
+            active.commit = None  # nothing was exported: the next call may name another directory
+            raise
+    written = await export.run()
     state.base = written.base
     state.check_going_on(active)
     commit.settling = True
     if commit.scope is not None:
         await state.role.drop_restored(commit.scope)
-    if commit.stop:
-        await _suspend(state, active, commit)
+    if commit.suspends:
+        await _suspend(state, active, export.episodes)
     state.check_going_on(active)
     state.phase = "committed"
-    reply = _reply(state, commit.export, written)
+    reply = _reply(state, export, written)
     state.events.emit("committed", checkpoint_id=active.checkpoint_id, episodes=len(reply.episode_ids))
     return active.store("commit", commit.arguments, reply)
 
 
-async def _suspend(state: State, active: Active, commit: Commit) -> None:
+async def _begin_export(state: State, active: Active, commit: Commit, text: str) -> Export:
+    role, settings = state.role, state.settings
+    directory = await state.offload.run(lambda: part_directory(state.fs, text, settings.root, role.kind, role.instance))
+    state.check_going_on(active)
+    return Export(
+        role,
+        settings,
+        state.fs,
+        state.offload,
+        checkpoint_id=active.checkpoint_id,
+        directory=directory,
+        scope=commit.scope,
+        base=state.base,
+    )
+
+
+async def _suspend(state: State, active: Active, episodes: Iterable[EpisodeId]) -> None:
     """Best effort: a checkpoint does not fail because compute could not be suspended."""
-    active.suspended = tuple(commit.export.episodes)
+    active.suspended = tuple(episodes)
     suspend = state.spawn(state.role.suspend_compute(active.suspended))
     await all_done(Deadline.after(state.clock, SETTLE_PATIENCE_S), [suspend])
     if not suspend.done() or suspend.cancelled() or suspend.exception() is not None:

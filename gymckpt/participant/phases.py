@@ -48,9 +48,10 @@ class Commit:
     """A commit that has begun: bound to its arguments, exported once, written until it is done or stopped."""
 
     arguments: Hashable
-    export: Export
     scope: frozenset[EpisodeId] | None
-    stop: bool
+    suspends: bool
+    export: Export | None = None
+    """None until its directory was looked at."""
     task: asyncio.Task[CommitReply] | None = None
     settling: bool = False
     """The manifest is written; what is left changes the role, and is not cut short."""

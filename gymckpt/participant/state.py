@@ -143,11 +143,13 @@ class State:
         """Nothing of this commit appears on disk after this, and nothing of it changes the role."""
         if commit.task is not None and commit.settling:
             await all_done(Deadline.after(self.clock, SETTLE_PATIENCE_S), [commit.task])
-        await commit.export.stop()
+        if commit.export is not None:
+            await commit.export.stop()
         if commit.task is not None:
             commit.task.cancel()
             await settled(commit.task)
-        self.spawn(commit.export.discard())
+        if commit.export is not None:
+            self.spawn(commit.export.discard())
 
     async def _wake(self, active: Active) -> None:
         if not active.suspended:

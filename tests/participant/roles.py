@@ -30,6 +30,7 @@ class CounterRole:
         self.tasks: dict[EpisodeId, set[asyncio.Task[Any]]] = {}
         self.suspended: set[EpisodeId] = set()
         self.exports = 0
+        self.exported = asyncio.Event()
         self._cancelled: set[asyncio.Task[Any]] = set()
         self._frozen: frozenset[EpisodeId] | None = None
 
@@ -102,6 +103,7 @@ class CounterRole:
 
     async def export(self, scope: Collection[EpisodeId] | None) -> AsyncIterator[ExportedRecord]:
         self.exports += 1
+        self.exported.set()
         left_out = self.restarts if self._frozen is None else self._frozen
         for episode, history in [*self.counts.items(), *self.restored.items()]:
             if episode not in left_out and (scope is None or episode in scope):
@@ -168,7 +170,8 @@ class CounterRole:
         if self._kind != "model":
             return {}
         by_episode = {episode.capture_key: [f"stage-{episode}"] for episode in exported}
-        return {"staging_keys": sorted(sum(by_episode.values(), [])), "staging_keys_by_episode": by_episode}
+        staged = sorted(key for keys in by_episode.values() for key in keys)
+        return {"staging_keys": staged, "staging_keys_by_episode": by_episode}
 
 
 class HeldInstallRole(CounterRole):

@@ -1,7 +1,7 @@
 """One participant on a stand: a role, virtual time, real files, and short ways to say what a controller says."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,11 +137,14 @@ class Stand:
         await self.resume(checkpoint_id)
         return reply
 
+    def temporaries(self) -> list[Path]:
+        return [path for path in self.root.rglob("*") if path.is_file() and path.name.startswith(".")]
+
     def is_open(self) -> bool:
         return self.participant.phase == "idle" and self.role.gate.is_open
 
 
-async def refused(code: str, operation: Coroutine[Any, Any, object]) -> ControlError:
+async def refused(code: str, operation: Awaitable[object]) -> ControlError:
     """The refusal with `code` that `operation` must end with."""
     with pytest.raises(ControlError) as caught:
         await operation
