@@ -82,14 +82,13 @@ def resolve(
 ) -> Lineage:
     """Which of `rows` made the last thing the model says in `conversation`. By id where ids survived, else by content;
     two that fit equally well are ambiguous, and ambiguous is unresolved."""
-    if not rows:
-        return ROOT
     if isinstance(previous_response_id, str):
         return _only([row for row in rows if row.get("response_id") == previous_response_id])
     last = next((item for item in reversed(conversation) if is_model_made(item)), None)
-    if last is None:
+    ids = set(item_ids([last])) if last is not None else set()
+    if last is None or (not rows and not ids):
+        # An assistant message without an id, before any call was made, is part of the task.
         return ROOT
-    ids = set(item_ids([last]))
     if by_id := [row for row in rows if ids.intersection(row.get("item_ids") or ())]:
         return _only(by_id)
     said = content_digest(last)

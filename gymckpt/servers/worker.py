@@ -20,7 +20,7 @@ from gymckpt.servers.worker_generation import Generations
 from gymckpt.servers.worker_scripted import ScriptedEngine, ScriptedOptions
 from gymckpt.settings import CheckpointSettings
 from gymckpt.wire import responses
-from gymckpt.wire.cuts import HEADER_MODEL_CALL
+from gymckpt.wire.cuts import HEADER_MODEL_CALL, HEADER_POLICY_VERSION
 from gymckpt.wire.responses import Route
 
 MAX_BODY_BYTES = 256 << 20
@@ -49,7 +49,8 @@ def worker_app(instance: str, engine: Engine, *, clock: Clock) -> FastAPI:
         generation = await generations.begin(turn_request, request.headers.get(HEADER_MODEL_CALL, ""))
         made = await generations.run(generation)
         whole = reply(route, body, made, model=engine.model, created_at=int(clock.time()))
-        return Response(jsoncodec.dumps(whole), media_type="application/json")
+        headers = {HEADER_POLICY_VERSION: engine.policy_version}
+        return Response(jsoncodec.dumps(whole), headers=headers, media_type="application/json")
 
     @app.post(responses.RESPONSES)
     async def create_response(request: Request) -> Response:

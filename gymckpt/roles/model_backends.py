@@ -1,0 +1,161 @@
+"""The inference servers behind a policy model server: which one is asked, when again, and how many at a time.
+
+A call is sent again only if it provably reached nobody. A rollout stays with one backend for as long as that one is up,
+because its earlier tokens may be cached there; which one is a function of the rollout's name, so nothing is remembered.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymckpt.errors import DeadlinePassed, NotSent, ServerError
+from gymckpt.ports import Clock, Deadline, Reply, ServerRef, Transport
+from gymckpt.wire.responses import Route
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+HEALTH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """How backends are asked."""
+
+    model: str | None = None
+    """Name of the model to ask for; None leaves what the request says."""
+    api_key: str | None = field(default=None, repr=False)
+    call_timeout_s: float = 3600.0
+    """The longest a call may take."""
+    not_sent_patience_s: float = 60.0
+    """How long backends that all refuse connections are tried."""
+    max_concurrency: int = 0
+    """Calls at the backends at a time, the rest waits here; 0: no limit."""
+    health_interval_s: float = 10.0
+    """How often each of several backends is asked whether it is alive."""
+
+
+@dataclass(slots=True)
+class Backend:
+    """One inference server. `control` is where it serves generation cuts."""
+
+    server: ServerRef
+    control: ServerRef
+    down_until_s: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+    in_flight: int = 0
+    not_sent: int = 0
+
+    def refused(self, now_s: float) -> None:
+        """Leave it alone for a while, longer each time."""
+        self.not_sent += 1
+        self.down_until_s = now_s + self.pause_s
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+
+    def answered(self) -> None:
+        """It is up."""
+        self.down_until_s, self.pause_s = 0.0, FIRST_PAUSE_S
+
+
+def backend(instance: str, url: str, control_url: str | None = None) -> Backend:
+    """The backend at an OpenAI base URL, with or without `/v1` at its end."""
+    root = url.rstrip("/").removesuffix("/v1")
+    return Backend(ServerRef(instance, root), ServerRef(instance, (control_url or root).rstrip("/")))
+
+
+class Backends:
+    """See the module."""
+
+    def __init__(
+        self, backends: Sequence[Backend], transport: Transport, clock: Clock, settings: BackendSettings
+    ) -> None:
+        self.all = tuple(backends)
+        self.settings = settings
+        self._transport = transport
+        self._clock = clock
+        self._slots = asyncio.Semaphore(settings.max_concurrency) if settings.max_concurrency else None
+
+    def chosen(self, rollout_id: str | None) -> Backend | None:
+        """The backend for a call now, or None if all are down: the rollout's own, or else the least busy."""
+        now_s = self._clock.monotonic()
+        up = [backend for backend in self.all if backend.down_until_s <= now_s]
+        if not up:
+            return None
+        if rollout_id is None:
+            return min(up, key=lambda backend: backend.in_flight)
+        return max(up, key=lambda backend: _weight(rollout_id, backend.server.url))
+
+    async def call(
+        self,
+        route: Route,
+        body: Mapping[str, Any],
+        *,
+        rollout_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        only: Backend | None = None,
+    ) -> tuple[Reply, Backend]:
+        """The reply of whichever backend took the call, whatever its status. `body` goes out unchanged but for `model`.
+
+        Raises `NotSent` when none could be reached for as long as settings allow, `DeadlinePassed`, or `ServerError`
+        for a connection that broke in the middle, which is never tried again: the call may have been made.
+        """
+        sent = {**body, "model": self.settings.model} if self.settings.model is not None else dict(body)
+        sent.pop("stream", None)
+        sent.pop("stream_options", None)
+        async with AsyncExitStack() as stack:
+            if self._slots is not None:
+                await stack.enter_async_context(self._slots)
+            return await self._send(route, sent, rollout_id, self._headers(headers), only)
+
+    async def watch(self) -> None:
+        """Ask each of several backends now and then whether it is alive; runs until cancelled."""
+        while len(self.all) > 1:
+            await self._clock.sleep_until(self._clock.monotonic() + self.settings.health_interval_s)
+            await asyncio.gather(*(self._check(backend) for backend in self.all))
+
+    async def _send(
+        self, route: Route, body: dict[str, Any], rollout_id: str | None, headers: dict[str, str], only: Backend | None
+    ) -> tuple[Reply, Backend]:
+        deadline = Deadline.after(self._clock, self.settings.call_timeout_s)
+        patience = deadline.earliest(self.settings.not_sent_patience_s)
+        while True:
+            backend = only or self.chosen(rollout_id)
+            if backend is not None:
+                backend.in_flight += 1
+                try:
+                    reply = await self._transport.call(
+                        backend.server, "POST", route, body, deadline=deadline, headers=headers
+                    )
+                except NotSent:
+                    backend.refused(self._clock.monotonic())
+                    if patience.passed or only is not None:
+                        raise
+                    continue
+                finally:
+                    backend.in_flight -= 1
+                backend.answered()
+                return reply, backend
+            if patience.passed:
+                raise NotSent(f"no backend can be reached: {', '.join(b.server.url for b in self.all)}")
+            await self._clock.sleep_until(min(patience.at_s, min(b.down_until_s for b in self.all)))
+
+    async def _check(self, backend: Backend) -> None:
+        deadline = Deadline.after(self._clock, HEALTH_TIMEOUT_S)
+        try:
+            await self._transport.call(
+                backend.server, "GET", "/v1/models", deadline=deadline, headers=self._headers(None)
+            )
+            backend.answered()
+        except (NotSent, DeadlinePassed, ServerError):
+            # Until the next check has had time to say otherwise.
+            wait_s = self.settings.health_interval_s + 2 * HEALTH_TIMEOUT_S
+            backend.down_until_s = self._clock.monotonic() + wait_s
+
+    def _headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
+        key = self.settings.api_key
+        return {**({"authorization": f"Bearer {key}"} if key else {}), **(more or {})}
+
+
+def _weight(rollout_id: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{url}\0{rollout_id}".encode(), digest_size=8).digest()

@@ -1,0 +1,135 @@
+"""Rules of the policy model server as a proxy: what goes out, what comes back, which backend is asked."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gymckpt.errors import UsageError
+from gymckpt.servers.deployment import Neighbours
+from gymckpt.servers.model import build
+from gymckpt.settings import CheckpointSettings
+from tests.servers.policy import HeldWorker, policy
+
+DISABLED = CheckpointSettings()
+
+
+def test_with_checkpoints_disabled_there_is_no_route_no_header_and_no_bookkeeping(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path, checkpoint=DISABLED) as server:
+            assert (await server.ask("r-1", "one")).status_code == 200
+            assert (await server.ask(None, "two")).status_code == 200
+            assert (await server.try_control("prepare", "ckpt-000001-00000000")).status_code == 404
+            assert not any(name.startswith("x-ng") for headers in server.worker.headers for name in headers)
+            assert not (tmp_path / "ledger").exists()
+
+    asyncio.run(run())
+
+
+def test_unknown_request_keys_reach_the_backend_unchanged_and_only_the_model_is_set(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path, model="the-model") as server:
+            body = {"input": "x", "strange": {"b": [1, None, 2**70], "a": 0.1}, "model": "asked-for"}
+            await server.ask("r-1", body)
+            await server.ask(None, body)
+            assert server.worker.seen == [{**body, "model": "the-model"}] * 2
+            assert list(server.worker.seen[0]) == list(body)
+
+    asyncio.run(run())
+
+
+def test_a_backend_that_refuses_connections_is_tried_again_until_it_is_there_and_counts_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path, backend_urls=["http://late"], not_sent_patience_s=20) as server:
+            asking = server.asking("r-1", "x")
+            await server.transport.refused.wait()
+            server.transport.apps["http://late"] = server.worker.app
+            assert (await asking).status_code == 200
+            assert len(server.worker.seen) == 1
+            await server.checkpoint("ckpt-000001-00000000", "r-1")
+
+    asyncio.run(run())
+
+
+def test_backends_that_stay_away_end_the_call_by_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path, backend_urls=["http://gone", "http://lost"], not_sent_patience_s=0.3) as server:
+            reply = await server.ask("r-1", "x")
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "not_sent"
+            assert "http://gone" in reply.json()["error"]["detail"]
+
+    asyncio.run(run())
+
+
+def test_a_rollout_stays_with_its_backend_and_moves_only_when_that_is_down(tmp_path: Path) -> None:
+    async def run() -> None:
+        workers = {f"http://w{n}": HeldWorker() for n in range(3)}
+        apps = {url: worker.app for url, worker in workers.items()}
+        async with policy(tmp_path, apps=apps, backend_urls=list(apps)) as server:
+            for number in range(30):
+                for _ in range(3):
+                    await server.ask(f"r-{number}", "x")
+            counts = {url: len(worker.seen) for url, worker in workers.items()}
+            assert sum(counts.values()) == 90
+            assert all(count and count % 3 == 0 for count in counts.values())
+            del server.transport.apps["http://w1"]
+            replies = [await server.ask(f"r-{number}", "x") for number in range(30)]
+            assert [reply.status_code for reply in replies] == [200] * 30
+            assert len(workers["http://w1"].seen) == counts["http://w1"]
+
+    asyncio.run(run())
+
+
+def test_more_calls_than_allowed_wait_their_turn(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path, max_concurrency=2) as server:
+            server.worker.gate.clear()
+            calls = [server.asking(None, str(n)) for n in range(5)]
+            await server.worker.wait_for_calls(2)
+            await asyncio.sleep(0.02)
+            assert len(server.worker.seen) == 2
+            server.worker.gate.set()
+            assert [reply.status_code for reply in await asyncio.gather(*calls)] == [200] * 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["r-1", None])
+def test_a_caller_that_wants_a_stream_gets_events_that_add_up_to_the_answer(tmp_path: Path, key: str | None) -> None:
+    async def run() -> None:
+        async with policy(tmp_path) as server:
+            reply = await server.ask(key, {"input": "x", "stream": True})
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            assert reply.text.count("event: response.completed") == 1
+            assert '"delta":"echo: x"' in reply.text
+            assert "stream" not in server.worker.seen[0]
+            chat = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+            events = (await server.ask(key, chat, "/v1/chat/completions")).text
+            assert '"content":"echo: x"' in events
+            assert events.endswith("data: [DONE]\n\n")
+            await server.checkpoint("ckpt-000001-00000000", "r-1")
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_cannot_be_answered_ends_with_a_failure(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path) as server:
+            reply = await server.ask("r-1", {"input": "x", "stream": True, "fail": True})
+            assert "event: response.failed" in reply.text
+
+    asyncio.run(run())
+
+
+def test_options_that_make_no_sense_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    for options in (
+        {},
+        {"backend": "worker", "backend_urls": ["http://x"]},
+        {"backend_urls": ["http://x"], "surprise": 1},
+        {"backend": "absent"},
+        {"backend_urls": ["http://x"], "api_key_env": "NO_SUCH_KEY"},
+    ):
+        with pytest.raises(UsageError):
+            build("policy_model", options, DISABLED, Neighbours({}))
