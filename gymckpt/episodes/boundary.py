@@ -1,6 +1,6 @@
 """Boundaries: the points from which an episode can continue, as snapshots that cost nothing until they are exported."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -75,8 +75,6 @@ class BoundaryRecord(BaseModel):
     turns: int = Field(0, ge=0)
     state: dict[str, Any]
 
-    def point(self, lists: Sequence[tuple[str, list[Any]]] = ()) -> Point:
-        """The restored boundary; `lists` are the append-only lists inside its state (pointer, list), which may grow
-        from now on."""
-        lengths = {name: len(items) for name, items in lists}
-        return Point(Boundary(self.step, self.number, self.at), lambda: Snapshot(self.state, lengths), self.turns)
+    def point(self, snapshot: Callable[[], Snapshot]) -> Point:
+        """The restored boundary; `snapshot` gives its state as it was restored."""
+        return Point(Boundary(self.step, self.number, self.at), snapshot, self.turns)

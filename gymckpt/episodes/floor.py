@@ -1,6 +1,5 @@
 """The floor: where all episodes of one server stand, and what a closing gate means for each of them."""
 
-import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -20,21 +19,6 @@ class Door(Protocol):
     async def wait_open(self) -> None:
         """Return while it is open."""
         ...
-
-
-class AlwaysOpen:
-    """The door of a server without checkpoints."""
-
-    is_open = True
-
-    def close(self) -> None:
-        raise RuntimeError("a server without checkpoints is never closed")
-
-    def open(self) -> None:
-        return
-
-    async def wait_open(self) -> None:
-        await asyncio.sleep(0)
 
 
 class Floor:
@@ -92,6 +76,7 @@ class Floor:
 
     def becomes_restart(self, track: Track) -> None:
         """Make it a restart, or note it until the door opens: sets do not change in the middle of a checkpoint."""
+        track.will_restart = True
         if self.is_open:
             track.restart = True
             self.changed()

@@ -39,6 +39,8 @@ class Track:
         self.limit = limit
         self.restart = False
         """It starts over after a crash: never exported, never waited for. Set through `Floor.becomes_restart`."""
+        self.will_restart = False
+        """It is one, or becomes one when the open checkpoint ends."""
         self.place: Place = "parked"
         self.number = point.boundary.number if point else 0
         """Boundaries that the rollout has completed."""

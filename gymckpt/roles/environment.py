@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gymckpt.episodes.floor import AlwaysOpen, Floor
-from gymckpt.errors import AdmissionClosed, CheckpointConflict, CheckpointFailed, StaleAttempt
+from gymckpt.episodes.floor import Floor
+from gymckpt.errors import AdmissionClosed
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.participant.admission import Gate, Signal
 from gymckpt.participant.marks import Marks
@@ -17,6 +17,7 @@ from gymckpt.roles.environment_episode import EnvironmentEpisode, EpisodeTask, T
 from gymckpt.roles.environment_record import Restored, export, read, task_digest
 from gymckpt.roles.failures import EpisodeFailed
 from gymckpt.roles.neighbours import Neighbourhood
+from gymckpt.roles.owned import OwnedEpisodes
 from gymckpt.settings import Settings
 from gymckpt.storage.records import ExportedRecord, StoredRecord
 from gymckpt.wire.gym import Task
@@ -77,11 +78,9 @@ class EnvironmentRole:
         self._offload = offload
         self._checkpointing = checkpointing
         self._signal = Signal()
-        door = Gate(self._signal) if checkpointing else AlwaysOpen()
-        self._floor = Floor(door, self._signal.notify)
+        self._floor = Floor(Gate(self._signal), self._signal.notify)
         self._timeouts = Timeouts(options.request_timeout_s, options.clean_up_timeout_s)
-        self._running: dict[str, dict[int, EnvironmentEpisode]] = {}
-        self._restored: dict[str, tuple[EpisodeId, Restored]] = {}
+        self._episodes: OwnedEpisodes[EnvironmentEpisode, Restored] = OwnedEpisodes(marks, checkpointing=checkpointing)
 
     # The data plane.
 
@@ -104,18 +103,7 @@ class EnvironmentRole:
 
     def _start(self, episode: EpisodeId, task: EpisodeTask) -> EnvironmentEpisode:
         self._check_open()
-        self.marks.check(episode)
-        attempts = self._running.get(episode.rollout_id, {})
-        live = {attempt: running for attempt, running in attempts.items() if running.driver.in_steps}
-        if episode.attempt in live:
-            raise CheckpointConflict(f"episode {episode} is already running")
-        if any(attempt > episode.attempt for attempt in live):
-            raise StaleAttempt(f"a later attempt than {episode} is running")
-        restored = self._claim(episode, task)
-        if self._checkpointing and episode.attempt > 0:
-            self.marks.raise_mark(EpisodeId(episode.rollout_id, episode.attempt - 1))
-        for earlier in live.values():
-            earlier.driver.cancel()
+        restored = self._episodes.claim(episode, task.digest)
         started = EnvironmentEpisode(
             episode,
             task,
@@ -126,44 +114,16 @@ class EnvironmentRole:
             checkpointing=self._checkpointing,
             restored=restored,
         )
-        self._restored.pop(episode.rollout_id, None)
-        self._running.setdefault(episode.rollout_id, {})[episode.attempt] = started
-        started.driver.when_gone(lambda: self._remove(started))
+        self._episodes.started(started)
         return started
-
-    def _claim(self, episode: EpisodeId, task: EpisodeTask) -> Restored | None:
-        waiting = self._restored.get(episode.rollout_id)
-        if waiting is None:
-            return None
-        installed, restored = waiting
-        if episode.attempt < installed.attempt:
-            raise StaleAttempt(f"{installed} was restored here, {episode} is older")
-        if episode.attempt > installed.attempt:
-            return None
-        if restored.task_digest != task.digest:
-            raise CheckpointFailed(
-                f"{episode} was restored with another task", hint="send the row that the rollout began with"
-            )
-        return restored
 
     def _check_open(self) -> None:
         if not self._floor.is_open:
             raise AdmissionClosed(f"{self.instance} takes no new episodes during a checkpoint or restore")
 
-    def _remove(self, ended: EnvironmentEpisode) -> None:
-        attempts = self._running.get(ended.episode.rollout_id, {})
-        if attempts.get(ended.episode.attempt) is ended:
-            del attempts[ended.episode.attempt]
-            if not attempts:
-                del self._running[ended.episode.rollout_id]
-
     async def aclose(self) -> None:
         """Stop everything at once: the server ends."""
-        episodes = [running for attempts in self._running.values() for running in attempts.values()]
-        for running in episodes:
-            running.driver.abandon()
-        for running in episodes:
-            await running.driver.gone()
+        await self._episodes.aclose()
 
     # The control plane: see `participant.role.Role`.
 
@@ -175,7 +135,7 @@ class EnvironmentRole:
 
     def report(self) -> RoleReport:
         self._signal.looked()
-        counts = {**self._floor.counts(), "restored": len(self._restored)}
+        counts = {**self._floor.counts(), "restored": len(self._episodes.restored)}
         return RoleReport(self._floor.blockers(), counts, self._floor.restarts())
 
     async def changed(self) -> None:
@@ -184,12 +144,10 @@ class EnvironmentRole:
     async def export(self, scope: Collection[EpisodeId] | None) -> AsyncIterator[ExportedRecord]:
         wanted = None if scope is None else frozenset(scope)
         restarts = frozenset(self._floor.restarts())
-        running = [episode for attempts in self._running.values() for episode in attempts.values()]
-        for one in running:
-            named = wanted is None or one.episode in wanted
-            if named and one.driver.in_steps and str(one.episode) not in restarts:
+        for one in self._episodes:
+            if (wanted is None or one.episode in wanted) and str(one.episode) not in restarts:
                 yield export(one.episode, one.task.digest, one.track.exported)
-        for episode, restored in list(self._restored.values()):
+        for episode, restored in self._episodes.restored:
             if wanted is None or episode in wanted:
                 yield export(episode, restored.task_digest, restored.point)
 
@@ -201,12 +159,11 @@ class EnvironmentRole:
         found: list[tuple[EpisodeId, Restored]] = installable.prepared
         for source, restored in found:
             episode = EpisodeId(source.rollout_id, attempts[source.rollout_id])
-            self._restored[episode.rollout_id] = (episode, restored)
+            self._episodes.install(episode, restored)
         self._signal.notify()
 
     async def drop_restored(self, keep: Collection[EpisodeId]) -> None:
-        kept = frozenset(keep)
-        self._restored = {rollout: (e, r) for rollout, (e, r) in self._restored.items() if e in kept}
+        self._episodes.drop_restored(frozenset(keep))
 
     async def suspend_compute(self, episodes: Collection[EpisodeId]) -> None:
         return
@@ -215,22 +172,14 @@ class EnvironmentRole:
         return
 
     async def retire(self, episode: EpisodeId) -> None:
-        waiting = self._restored.get(episode.rollout_id)
-        if waiting is not None and waiting[0].attempt <= episode.attempt:
-            del self._restored[episode.rollout_id]
-        attempts = self._running.get(episode.rollout_id, {})
-        covered = [running for attempt, running in attempts.items() if attempt <= episode.attempt]
-        for running in covered:
-            running.driver.cancel()
-        for running in covered:
-            await running.driver.gone()
+        for one in self._episodes.stop(episode):
+            await one.driver.gone()
 
     def live(self) -> Collection[str]:
-        running = [str(one.episode) for attempts in self._running.values() for one in attempts.values()]
-        return running + [str(episode) for episode, _ in self._restored.values()]
+        return self._episodes.live()
 
     def status(self) -> Mapping[str, Any]:
-        return {"restored_pending": len(self._restored)}
+        return {"restored_pending": len(self._episodes.restored)}
 
     def commit_fields(self, exported: Sequence[EpisodeId]) -> Mapping[str, Any]:
         return {}

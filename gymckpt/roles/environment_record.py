@@ -130,13 +130,7 @@ def read(stored: StoredRecord, servers: Collection[str]) -> Restored:
     lacking = _lacking(step, state)
     if lacking:
         raise InvalidCheckpointState(f"environment record of {stored.episode}: at {step} without {lacking}")
-    number, at, turns = record.boundary.number, record.boundary.at, record.boundary.turns
-    restored = BoundaryRecord.model_construct(
-        step=step, number=number, at=at, turns=turns, state=state.snapshot().state
-    )
-    output = state.response.get("output") if state.response else None
-    lists = [(pointer("response", "output"), output)] if isinstance(output, list) else []
-    return Restored(task_digest=record.task_digest, step=step, state=state, point=restored.point(lists))
+    return Restored(record.task_digest, step, state, record.boundary.point(state.snapshot))
 
 
 class _Step(BaseModel):

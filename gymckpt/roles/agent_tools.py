@@ -1,0 +1,94 @@
+"""Tool calls of an agent: what the model asks for, made over HTTP with the session's cookies."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gymckpt import jsoncodec
+from gymckpt.errors import UsageError
+from gymckpt.ports import ServerRef
+from gymckpt.roles.neighbours import Neighbourhood, failure, refusal
+from gymckpt.wire.gym import ToolAccess
+
+DIRECT_HTTP = "direct_http"
+
+RESERVED_ROUTES = frozenset(
+    {"run", "seed_session", "verify", "close_session", "aggregate_metrics", "docs", "redoc", "mcp"}
+)
+"""Routes of a resources server that are no tools: a model that asks for one of them reaches nothing."""
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServer:
+    """The one server whose tools a session uses. A record names it and holds the cookies, never its address."""
+
+    server: ServerRef
+    cookies: dict[str, str]
+    """As the session was seeded with; those of a running loop are in the loop's state."""
+    known: bool = True
+    """Whether the name is in our own configuration: without that a restore could not find the server again."""
+
+    @classmethod
+    def of(cls, accesses: list[ToolAccess], neighbours: Neighbourhood) -> "ToolServer | None":
+        """The tool server that a seed names; None without tools. Raises `UsageError` for what cannot be used."""
+        direct = [access for access in accesses if access.kind == DIRECT_HTTP]
+        if other := [access.kind for access in accesses if access.kind != DIRECT_HTTP and access.required]:
+            raise UsageError(f"tool access of kind {other[0][:80]!r} is not supported: only {DIRECT_HTTP}")
+        if len(direct) > 1:
+            raise UsageError(f"{len(direct)} tool accesses of kind {DIRECT_HTTP}: a session can use one")
+        if not direct:
+            return None
+        access = direct[0]
+        instance = access.name.removesuffix(f".{DIRECT_HTTP}")
+        known = neighbours.servers.get(instance)
+        url = (access.base_url or "").rstrip("/") or (known.url if known else "")
+        if not url:
+            raise UsageError(f"tool access {access.name[:160]!r} has no base_url, and no server of that name is known")
+        # Headers may carry a token; a session that needs them could not be captured.
+        return cls(ServerRef(instance, url), dict(access.cookies), known is not None and not access.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCaller:
+    """Makes the tool calls of one session."""
+
+    neighbours: Neighbourhood
+    server: ServerRef
+    timeout_s: float
+
+    async def round(
+        self, calls: list[dict[str, Any]], cookies: dict[str, str]
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The outputs of `calls`, one after the other, and the cookies afterwards.
+
+        What a tool answers, errors included, is shown to the model. A refusal of the control plane and a broken
+        connection are not: they raise.
+        """
+        outputs: list[dict[str, Any]] = []
+        for call in calls:
+            text, cookies = await self._call(call, cookies)
+            outputs.append({"type": "function_call_output", "call_id": call.get("call_id"), "output": text})
+        return outputs, cookies
+
+    async def _call(self, call: dict[str, Any], cookies: dict[str, str]) -> tuple[str, dict[str, str]]:
+        name = call.get("name")
+        if not isinstance(name, str) or not _TOOL_NAME.match(name) or name in RESERVED_ROUTES:
+            return _error(f"there is no tool {str(name)[:128]!r}"), cookies
+        try:
+            arguments = jsoncodec.loads(call.get("arguments") or "{}")
+        except ValueError as error:
+            return _error(f"the arguments of {name} are no JSON: {error}"), cookies
+        if not isinstance(arguments, dict):
+            return _error(f"the arguments of {name} are not a JSON object"), cookies
+        reply = await self.neighbours.post(
+            self.server, f"/{name}", arguments, timeout_s=self.timeout_s, cookies=cookies
+        )
+        if reply.status == 409 and refusal(reply) is not None:
+            raise failure(reply, f"tool {name} on {self.server.instance}")
+        return reply.body.decode("utf-8", "replace"), {**cookies, **reply.cookies}
+
+
+def _error(text: str) -> str:
+    return jsoncodec.dumps({"error": text}).decode()
