@@ -8,6 +8,7 @@ from typing import Any
 from gymckpt.tasksets.office import Office, make_office
 
 MAX_DATABASE_BYTES = 32 << 20
+_MAGIC = b"SQLite format 3\0"
 
 _SCHEMA = """
 CREATE TABLE customers (customer_id TEXT PRIMARY KEY, name TEXT, city TEXT, email TEXT) WITHOUT ROWID;
@@ -51,9 +52,10 @@ def open_database(data: bytes) -> sqlite3.Connection:
     """A database of its own from bytes that `serialize` gave; raises `ValueError` if they are none."""
     if len(data) > MAX_DATABASE_BYTES:
         raise ValueError(f"a database of {len(data)} bytes is larger than {MAX_DATABASE_BYTES}")
+    if not data.startswith(_MAGIC):
+        raise ValueError("these are no bytes of a database")
     database = sqlite3.connect(":memory:", check_same_thread=False)
     try:
-        # An empty or foreign buffer is only noticed at the first use.
         database.deserialize(data)
         database.execute("PRAGMA trusted_schema = OFF")
         verdict = database.execute("PRAGMA quick_check(1)").fetchone()
