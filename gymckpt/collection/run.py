@@ -55,6 +55,7 @@ class _Rollout:
     attempts: dict[int, Source] = field(default_factory=dict)
     spent: int = -1
     failures: int = 0
+    owner: str = ""
 
 
 class Run:
@@ -133,6 +134,11 @@ class Run:
         rollout = self._rollouts.get(rollout_id)
         return max(rollout.attempts, default=-1) if rollout else -1
 
+    def owner(self, rollout_id: str) -> str:
+        """The instance that the last dispatched attempt of this unfinished rollout went to; empty for none."""
+        rollout = self._rollouts.get(rollout_id)
+        return rollout.owner if rollout else ""
+
     def sent(self, rollout_id: str) -> bool:
         """Whether an attempt of this unfinished rollout was ever dispatched or intended."""
         return rollout_id in self._rollouts
@@ -166,9 +172,10 @@ class Run:
         match event:
             case Outcome():
                 self._apply_outcome(event)
-            case Dispatched(episode, _, source):
+            case Dispatched(episode, owner, source):
                 self.attempts += 1
-                self._heard(episode, source)
+                if (rollout := self._heard(episode, source)) is not None:
+                    rollout.owner = owner
             case RestoreIntended(restore_id, checkpoint_id, installs):
                 self._begin(restore_id)
                 for install in installs:
@@ -195,10 +202,12 @@ class Run:
         self._checkpoints.add(checkpoint_id)
         self._open.add(checkpoint_id)
 
-    def _heard(self, episode: EpisodeId, source: Source = FROM_INPUT) -> None:
-        if self.outcome(episode.rollout_id) == NONE:
-            rollout = self._rollouts.setdefault(episode.rollout_id, _Rollout())
-            rollout.attempts.setdefault(episode.attempt, source)
+    def _heard(self, episode: EpisodeId, source: Source = FROM_INPUT) -> _Rollout | None:
+        if self.outcome(episode.rollout_id) != NONE:
+            return None
+        rollout = self._rollouts.setdefault(episode.rollout_id, _Rollout())
+        rollout.attempts.setdefault(episode.attempt, source)
+        return rollout
 
     def _apply_outcome(self, event: Outcome) -> None:
         rollout_id = event.episode.rollout_id

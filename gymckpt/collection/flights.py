@@ -1,0 +1,57 @@
+"""One attempt under way: where it stands, and who waits for its reply."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymckpt.collection.events import Source
+from gymckpt.identity import EpisodeId
+
+
+@dataclass(eq=False)
+class Flight:
+    """An attempt from its dispatch event to its durable outcome.
+
+    `sent`: its request left, and was not refused as not started. Times are of the clock's `monotonic`.
+    """
+
+    task: int
+    repeat: int
+    episode: EpisodeId
+    owner: str
+    source: Source
+    row: dict[str, Any]
+    begun_s: float
+    closed_s: float
+    """How long the servers had been closed in all when it began."""
+    cohort: str | None = None
+    sent: bool = False
+    committing: bool = False
+    """Its reply came and its outcome is being made durable: it is no longer cut short."""
+    abandoned: str | None = None
+    """Why it is given up although its request may still run."""
+    limit: asyncio.Timeout | None = None
+    _waiters: list["asyncio.Future[bool]"] = field(default_factory=list)
+
+    @property
+    def restored_unsent(self) -> bool:
+        return not self.sent and not self.source.is_input
+
+    def cut_short(self, reason: str | None) -> None:
+        """Stop waiting for the reply: `reason` if it is given up, None if its time is over."""
+        if self.limit is not None and not self.committing:
+            self.abandoned = reason
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def wait(self) -> "asyncio.Future[bool]":
+        """A future that says whether a reply came whose outcome is durable."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        return future
+
+    def settle(self, replied: bool) -> None:
+        """Tell everyone who waits."""
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(replied)
+        self._waiters.clear()
