@@ -186,6 +186,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {start.config.instance} %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each call between servers is too much
     _only_here(start.config.instance)
     try:
         asyncio.run(_serve(start, pipe, report))
