@@ -22,7 +22,8 @@ exec 3<&2 2>&1
 (read -r _ <&3; cd /; rm -rf -- "$1"; kill -9 0) </dev/null >/dev/null 2>&1 &
 exec 3<&-
 cd -- "$1" || exit 1
-ulimit -t 300 -f 65536
+ulimit -t 300
+ulimit -f 65536
 exec /bin/sh
 """
 # The standard error it is started with is a pipe whose other end only we hold. When we die, however we die, the watcher
