@@ -11,11 +11,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import SecretStr
 
@@ -190,7 +190,7 @@ class Supervisor:
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, START_TIMEOUT_S)
 
-    def _refusal(self, child: _Child, said: dict[str, str | None]) -> UsageError | ServerError:
+    def _refusal(self, child: _Child, said: Mapping[str, Any]) -> UsageError | ServerError:
         what = f"server {child.config.instance} did not start: {said['detail']}"
         hint = said.get("hint")
         if self._logs is not None:
