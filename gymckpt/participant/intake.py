@@ -63,7 +63,8 @@ async def take_in(
     try:
         await reader.open()
         installable = await role.validate(in_scope())
-        return Intake(installable, attempts, reader.checkpoint_id, reader.base())
+        base = await offload.run(lambda: reader.base(attempts))
+        return Intake(installable, attempts, reader.checkpoint_id, base)
     except ControlError:
         raise
     except OSError as error:
