@@ -29,9 +29,17 @@ from gymckpt.collection.recovery import (
 )
 from gymckpt.coordination import NO_PATH_MAP, Answers, Deployment, PathMap
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import ControlError, GymckptError, InvalidCheckpointState, ServerError, Unauthorized
+from gymckpt.errors import (
+    CheckpointConflict,
+    ControlError,
+    GymckptError,
+    InvalidCheckpointState,
+    ServerError,
+    Unauthorized,
+)
 from gymckpt.identity import new_checkpoint_id
 from gymckpt.ports import Clock, Deadline, Transport
+from gymckpt.wire.control import ResumeReply
 
 logger = logging.getLogger(__name__)
 
@@ -152,11 +160,21 @@ class _Procedure:
         return Deadline.after(self._clock, self._settings.restore_timeout_s)
 
     async def _fence(self, step: Fence) -> None:
+        """An id is fenced even where another one of ours is open, but that is refused: it is asked again at the end."""
+        again: list[str] = []
         for checkpoint_id in step.checkpoint_ids:
-            answers = await coordination.resume(
-                self._deployment, self._transport, self._token, checkpoint_id, self._control_deadline()
-            )
-            _require(answers, f"cannot abort {checkpoint_id}, which was left open")
+            answers = await self._resume(checkpoint_id)
+            if any(not isinstance(failure.error, CheckpointConflict) for failure in answers.failures):
+                _require(answers, f"cannot abort {checkpoint_id}, which was left open")
+            if answers.failures:
+                again.append(checkpoint_id)
+        for checkpoint_id in again:
+            _require(await self._resume(checkpoint_id), f"cannot abort {checkpoint_id}, which was left open")
+
+    async def _resume(self, checkpoint_id: str) -> Answers[ResumeReply]:
+        return await coordination.resume(
+            self._deployment, self._transport, self._token, checkpoint_id, self._control_deadline()
+        )
 
     async def _intend(self, step: Intend) -> None:
         self._id = await self._host.begin_checkpoint(restore=True)
@@ -208,10 +226,7 @@ class _Procedure:
         crash_point(RESTORE_DONE)
 
     async def _open(self, step: Open) -> None:
-        answers = await coordination.resume(
-            self._deployment, self._transport, self._token, self._id, self._control_deadline()
-        )
-        _require(answers, f"cannot open the servers after the restore of {step.checkpoint_id}")
+        _require(await self._resume(self._id), f"cannot open the servers after the restore of {step.checkpoint_id}")
         crash_point(RESTORE_RESUMED)
         await self._host.record(events.Restored(self._id, step.checkpoint_id))
 

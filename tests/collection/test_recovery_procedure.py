@@ -223,6 +223,20 @@ def test_a_checkpoint_that_the_dead_collector_left_open_is_aborted_first(tmp_pat
     play(tmp_path, story)
 
 
+def test_two_ids_of_ours_that_hold_different_servers_are_both_aborted(tmp_path: Path) -> None:
+    async def story(run: Run) -> None:
+        servers = run.servers
+        deployment = await coordination.discover(servers.servers, servers.network, TOKEN, servers.deadline())
+        for holder in deployment.participants[:2]:
+            left = await run.host.begin_checkpoint()
+            one = deployment.only({holder.name})
+            assert (await coordination.prepare(one, servers.network, TOKEN, left, servers.deadline())).ready
+        await run.recover()
+        assert servers.closed() == []
+
+    play(tmp_path, story)
+
+
 def test_a_foreign_checkpoint_is_left_alone(tmp_path: Path) -> None:
     async def story(run: Run) -> None:
         servers = run.servers
