@@ -76,6 +76,9 @@ class CollectSettings(BaseSettings):
     max_attempts: int = _setting(3, "operational", "failures of a rollout before it has failed", ge=1)
     rollout_timeout: Duration = _setting(7200.0, "operational", "time for one attempt, closed times left out", gt=0)
     control_timeout: Duration = _setting(30.0, "operational", "time for a control call", gt=0)
+    server_timeout: Duration = _setting(
+        600.0, "operational", "how long a server may be gone before the run stops", gt=0
+    )
     group_readable: bool = _setting(False, "operational", "files 0640 and directories 0750")
 
     # Checkpoints.

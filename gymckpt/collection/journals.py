@@ -1,0 +1,140 @@
+"""The three journals of a run as one: each event goes to its own, and replay drives the run's state."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from gymckpt.collection import events
+from gymckpt.collection.events import Event, JournalName
+from gymckpt.collection.run import Run
+from gymckpt.errors import DamagedState
+from gymckpt.ports import FileSystem, Offload
+from gymckpt.storage.journal import Journal
+from gymckpt.storage.journalfiles import Position
+from gymckpt.storage.outcomes import Outcome as StoredOutcome
+from gymckpt.storage.outcomes import OutcomesJournal
+
+
+class Journals:
+    """`dispatch`, `outcomes` and `events` of one run, for the holder of `epoch`.
+
+    For reading: `inspect`, then `replay`. For writing: `open`, `replay`, then `append`.
+    """
+
+    def __init__(self, fs: FileSystem, offload: Offload, directory: PurePath, *, epoch: int = 1) -> None:
+        self._offload = offload
+        self._dispatch = Journal(fs, offload, directory, "dispatch", epoch=epoch)
+        self._events = Journal(fs, offload, directory, "events", epoch=epoch)
+        self._outcomes = OutcomesJournal(fs, offload, directory, "outcomes", epoch=epoch)
+        self._appending: set[asyncio.Task[int]] = set()
+
+    @property
+    def _all(self) -> dict[JournalName, Journal]:
+        return {"events": self._events, "outcomes": self._outcomes, "dispatch": self._dispatch}
+
+    async def inspect(self) -> None:
+        """Read and check what is there, changing nothing. Raises `DamagedState` naming file and line."""
+        for journal in self._all.values():
+            await journal.inspect()
+
+    async def open(self, at_least: Mapping[str, Any] | None = None) -> None:
+        """Begin this epoch. `at_least`: the positions that a published checkpoint knows of. Raises `DamagedState`
+        before anything is touched, `NotAsAsked` if this epoch has begun already."""
+        known = {
+            name: Position.from_json(value, "the newest checkpoint")
+            for name, value in (at_least or {}).items()
+            if name in self._all
+        }
+        await self.inspect()
+        for name, position in known.items():
+            journal = self._all[name]
+            if not journal.holds(position):
+                raise DamagedState(
+                    f"the {name} journal ends at {journal.position}, a published checkpoint knows {position}",
+                    hint="restore the journal from a copy; nothing was changed",
+                )
+        for journal in self._all.values():
+            await journal.open()
+
+    def positions(self) -> dict[str, Any]:
+        """The durable end of each journal, as JSON."""
+        return {name: journal.position.to_json() for name, journal in self._all.items()}
+
+    async def append(self, event: Event) -> int:
+        """Return the event's number in its journal once it is durable. A caller that is cancelled does not call it
+        back: `settled` waits for such events."""
+        task = asyncio.create_task(self._append(event))
+        self._appending.add(task)
+        task.add_done_callback(self._appended)
+        return await asyncio.shield(task)
+
+    def _append(self, event: Event) -> Coroutine[Any, Any, int]:
+        if isinstance(event, events.Outcome):
+            return self._outcomes.append(events.to_json(replace(event, row=None)), event.row)
+        return self._all[event.journal].append(events.to_json(event))
+
+    def _appended(self, task: "asyncio.Task[int]") -> None:
+        self._appending.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def settled(self) -> None:
+        """Return once nothing that was to be appended is under way."""
+        while self._appending:
+            await asyncio.wait([*self._appending])
+
+    async def close(self) -> None:
+        """Let go of the files, after what is under way."""
+        await self.settled()
+        for journal in self._all.values():
+            await journal.close()
+
+    # Blocking
+
+    def replay_events(self) -> Iterator[Event]:
+        """Every event of the events journal that this version knows. Blocking."""
+        return _known(self._events.replay())
+
+    def replay_dispatches(self) -> Iterator[Event]:
+        """Every dispatch. Blocking."""
+        return _known(self._dispatch.replay())
+
+    def outcomes(self) -> Iterator[tuple[events.Outcome, StoredOutcome]]:
+        """Every outcome without its row, and where the row is. Blocking; reads the index, not the rows."""
+        for stored in self._outcomes.outcomes():
+            event = events.from_json(stored.event)
+            if isinstance(event, events.Outcome):
+                yield event, stored
+
+    def replay_into(self, run: Run) -> events.RowsWritten:
+        """Drive `run` to where the journals stand; gives how far the result files were written. Blocking."""
+        written = events.RowsWritten(0, 0, 0)
+        for event in self.replay_events():
+            run.apply(event)
+            if isinstance(event, events.RowsWritten):
+                written = event
+        for outcome, _ in self.outcomes():
+            run.apply(outcome)
+        for event in self.replay_dispatches():
+            run.apply(event)
+        return written
+
+    async def row(self, stored: StoredOutcome) -> dict[str, Any] | None:
+        """The row of an outcome."""
+        payload = await self._outcomes.payload(stored)
+        if payload is not None and not isinstance(payload, dict):
+            raise DamagedState(f"outcome {stored.sequence} holds a row that is no object")
+        return payload
+
+    async def verify(self) -> None:
+        """Read and check every row too. Raises `DamagedState` at the first that is not as it was written."""
+        await self._outcomes.verify()
+
+
+def _known(lines: Iterator[dict[str, Any]]) -> Iterator[Event]:
+    for line in lines:
+        event = events.from_json(line)
+        if event is not None:
+            yield event
