@@ -139,7 +139,7 @@ class FlatEpisode:
         loop = self._loop
         response = loop.reply() if loop is not None else None
         cookies = loop.tool_cookies if loop is not None else self.state.resources_cookies
-        result, _ = await self._call("/verify", {**self.task.row, "response": response}, cookies=cookies)
+        result, _ = await self._call("/verify", {**self.task.row, "response": response}, cookies=cookies, large=True)
         reward = result.get("reward")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
             raise NeighbourFailed(f"{self.state.resources} verified without a finite reward", kind="bad_reply")
@@ -153,23 +153,20 @@ class FlatEpisode:
         body = {"resources_session_id": self.state.resources_session_id, "episode_id": self._reference()}
         cookies = self._loop.tool_cookies if self._loop is not None else self.state.resources_cookies
         try:
-            await self._call("/close_session", body, cookies=cookies, timeout_s=self._clean_up_timeout_s)
+            await self._call(
+                "/close_session", body, cookies=cookies, timeout_s=self._clean_up_timeout_s, patience_s=0.0
+            )
         except GymckptError as error:
             # An older server has no such route; a newer one frees the session when the episode is retired there.
             log.info("episode %s: clean-up on %s: %s", self.episode, self.state.resources, error)
 
     async def _call(
-        self,
-        route: str,
-        body: dict[str, Any],
-        *,
-        cookies: dict[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, route: str, body: dict[str, Any], *, timeout_s: float | None = None, **options: Any
     ) -> tuple[dict[str, Any], Reply]:
         path = rollout_path(self.episode, route) if self._prefixed else route
         server = self._bench.neighbours.server(self.state.resources)
         timeout_s = timeout_s or self._bench.tool_timeout_s
-        return await self._bench.neighbours.post_json(server, path, body, timeout_s=timeout_s, cookies=cookies)
+        return await self._bench.neighbours.post_json(server, path, body, timeout_s=timeout_s, **options)
 
     def _reference(self) -> dict[str, Any]:
         return {"rollout_id": self.episode.rollout_id, "attempt": self.episode.attempt}

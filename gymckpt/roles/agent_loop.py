@@ -20,6 +20,9 @@ from gymckpt.storage.records import Record
 from gymckpt.wire.control import HEADER_RESTART
 from gymckpt.wire.gym import rollout_path
 
+LARGE_CONVERSATION = 16
+"""Items from which on a request is written off the event loop: with token ids in them, they are large."""
+
 LOOP = "loop"
 """The step that all boundaries inside the loop stand before."""
 
@@ -141,6 +144,7 @@ class Loop:
             timeout_s=setting.model_timeout_s,
             headers=headers,
             cookies=state.model_cookies,
+            large=len(state.outputs) > LARGE_CONVERSATION,
         )
         output = response.get("output")
         if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):

@@ -25,7 +25,7 @@ class AgentOptions(Settings):
     tool_timeout_s: float = Field(default=86_400.0, gt=0)
     episode_timeout_s: float | None = Field(default=7200.0, gt=0)
     """Time limit of an episode that the agent owns (a flat `/run`)."""
-    clean_up_timeout_s: float = Field(default=60.0, gt=0)
+    clean_up_timeout_s: float = Field(default=20.0, gt=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -35,7 +35,8 @@ class EnvironmentOptions(Settings):
     episode_timeout_s: float | None = Field(default=7200.0, gt=0)
     """Time limit of an episode; it stands still during checkpoints."""
     request_timeout_s: float = Field(default=86_400.0, gt=0)
-    clean_up_timeout_s: float = Field(default=60.0, gt=0)
+    clean_up_timeout_s: float = Field(default=20.0, gt=0)
+    """For closing an episode's sessions after its end; short enough for a retire to wait for it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from gymckpt.episodes.steps import Mode, Track
 from gymckpt.episodes.time_limit import TimeLimit
 from gymckpt.errors import GymckptError
 from gymckpt.identity import EpisodeId
-from gymckpt.ports import ServerRef
+from gymckpt.ports import Deadline, Reply
 from gymckpt.roles.environment_record import EnvironmentState, Restored, StepName
 from gymckpt.roles.failures import EpisodeFailed
 from gymckpt.roles.neighbours import NeighbourFailed, Neighbourhood, number_in, says_restart
@@ -58,6 +58,7 @@ class Timeouts:
 
     request_s: float
     clean_up_s: float
+    """For all of an episode's clean-up."""
 
 
 class EnvironmentEpisode:
@@ -183,7 +184,7 @@ class EnvironmentEpisode:
             "response": state.response,
         }
         result, _ = await self._call(
-            state.resources, self._resources_path("/verify"), body, cookies=state.resources_cookies
+            state.resources, self._resources_path("/verify"), body, cookies=state.resources_cookies, large=True
         )
         reward = result.get("reward")
         if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -193,34 +194,32 @@ class EnvironmentEpisode:
     async def _clean_up(self) -> None:
         """Close what was opened. Never inside a checkpoint, where the calls would wait for its end."""
         await self._floor.door.wait_open()
-        state = self._state
+        state, clock = self._state, self._neighbours.clock
+        deadline = Deadline.after(clock, self._timeouts.clean_up_s)
         if self._agent_open:
-            await self._close(state.agent, CLOSE_AGENT_SESSION, self._closing_agent(), state.agent_cookies)
+            await self._close(state.agent, CLOSE_AGENT_SESSION, self._closing_agent(), state.agent_cookies, deadline)
         if self._resources_open:
             path = self._resources_path("/close_session")
             closing = {"resources_session_id": state.resources_session_id, "episode_id": self._reference()}
-            await self._close(state.resources, path, closing, state.resources_cookies)
+            await self._close(state.resources, path, closing, state.resources_cookies, deadline)
 
-    async def _close(self, instance: str, path: str, body: dict[str, Any], cookies: dict[str, str]) -> None:
+    async def _close(
+        self, instance: str, path: str, body: dict[str, Any], cookies: dict[str, str], deadline: Deadline
+    ) -> None:
         try:
-            await self._call(instance, path, body, cookies=cookies, timeout_s=self._timeouts.clean_up_s)
+            await self._call(
+                instance, path, body, cookies=cookies, timeout_s=max(1.0, deadline.remaining_s), patience_s=0.0
+            )
         except GymckptError as error:
             # The server frees the session itself when the episode is retired there.
             log.info("episode %s: clean-up on %s: %s", self.episode, instance, error)
 
     async def _call(
-        self,
-        instance: str,
-        path: str,
-        body: dict[str, Any],
-        *,
-        headers: dict[str, str] | None = None,
-        cookies: dict[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        server: ServerRef = self._neighbours.server(instance)
+        self, instance: str, path: str, body: dict[str, Any], *, timeout_s: float | None = None, **options: Any
+    ) -> tuple[dict[str, Any], Reply]:
+        server = self._neighbours.server(instance)
         return await self._neighbours.post_json(
-            server, path, body, timeout_s=timeout_s or self._timeouts.request_s, headers=headers, cookies=cookies
+            server, path, body, timeout_s=timeout_s or self._timeouts.request_s, **options
         )
 
     def _agent_session(self, cookies: dict[str, str], sandbox_access: Any) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from gymckpt import jsoncodec
 from gymckpt.errors import CONTROL_ERRORS, NOT_STARTED_CODES, NotSent, ServerError, UsageError
-from gymckpt.ports import Clock, Deadline, Reply, ServerRef, Transport
+from gymckpt.ports import Clock, Deadline, Offload, Reply, ServerRef, Transport
 from gymckpt.wire.client import excerpt
 from gymckpt.wire.control import HEADER_RESTART, PREFIX
 
 NOT_SENT_RETRY_S = 10.0
 """How long a server that refuses connections is tried."""
+OFFLOADED_BYTES = 256 << 10
+"""Replies larger than this are read off the event loop."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 PROBE_TIMEOUT_S = 10.0
 
@@ -55,6 +57,7 @@ class Neighbourhood:
     servers: Mapping[str, ServerRef]
     transport: Transport
     clock: Clock
+    offload: Offload
     control_token: str | None = field(default=None, repr=False)
     _known: dict[str, Participation] = field(default_factory=dict)
     _asking: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -75,10 +78,11 @@ class Neighbourhood:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
         cookies: Mapping[str, str] | None = None,
+        patience_s: float = NOT_SENT_RETRY_S,
     ) -> Reply:
-        """The reply, whatever its status. Raises `NotSent`, `DeadlinePassed` or `ServerError` as a transport does."""
+        """The reply, whatever its status. Raises `NotSent` (after `patience_s`), `DeadlinePassed` or `ServerError`."""
         deadline = Deadline.after(self.clock, timeout_s)
-        patience = deadline.earliest(NOT_SENT_RETRY_S)
+        patience = deadline.earliest(patience_s)
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -107,19 +111,32 @@ class Neighbourhood:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
         cookies: Mapping[str, str] | None = None,
+        patience_s: float = NOT_SENT_RETRY_S,
+        large: bool = False,
     ) -> tuple[dict[str, Any], Reply]:
-        """The JSON object of a 2xx reply; raises `NeighbourFailed` for any other answer, else as `post` does."""
-        reply = await self.post(server, path, body, timeout_s=timeout_s, headers=headers, cookies=cookies)
+        """The JSON object of a 2xx reply; raises `NeighbourFailed` for any other answer, else as `post` does.
+
+        `large`: write the body off the event loop.
+        """
+        sent = await self.offload.run(lambda: jsoncodec.dumps(body)) if large else body
+        reply = await self.post(
+            server, path, sent, timeout_s=timeout_s, headers=headers, cookies=cookies, patience_s=patience_s
+        )
         where = f"POST {path} on {server.instance}"
         if not 200 <= reply.status < 300:
             raise failure(reply, where)
         try:
-            value = jsoncodec.loads(reply.body)
+            value = await self._loads(reply.body)
         except ValueError as error:
             raise NeighbourFailed(f"{where} answered no JSON: {error}", kind="bad_reply") from error
         if not isinstance(value, dict):
             raise NeighbourFailed(f"{where} answered a JSON {type(value).__name__}, not an object", kind="bad_reply")
         return value, reply
+
+    async def _loads(self, body: bytes) -> Any:
+        if len(body) > OFFLOADED_BYTES:
+            return await self.offload.run(lambda: jsoncodec.loads(body))
+        return jsoncodec.loads(body)
 
     async def participation(self, instance: str) -> Participation:
         """Whether `instance` takes part in checkpoints: asked once, and again after a connection to it failed.

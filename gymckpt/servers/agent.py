@@ -54,9 +54,8 @@ def agent_app(
     """The app; with checkpoints enabled, a participant. Closes an `HttpTransport` with itself."""
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
     token = checkpoint.control_auth_token
-    neighbours = Neighbourhood(
-        servers, transport, clock, token.get_secret_value() if checkpoint.enabled and token is not None else None
-    )
+    control_token = token.get_secret_value() if checkpoint.enabled and token is not None else None
+    neighbours = Neighbourhood(servers, transport, clock, offload, control_token)
     role = AgentRole(
         instance,
         options,
@@ -77,6 +76,7 @@ def agent_app(
                 await transport.aclose()
 
     app = FastAPI(title=instance, openapi_url=None, lifespan=lifespan)
+    app.state.role = role
     cookie = f"{SESSION_CLASS}___{instance}"
     app.add_middleware(SessionMiddleware, secret_key=cookie, session_cookie=cookie)
     app.add_exception_handler(GymckptError, refuse)

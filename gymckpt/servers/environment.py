@@ -46,9 +46,8 @@ def environment_app(
     """The app; with checkpoints enabled, a participant. Closes an `HttpTransport` with itself."""
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
     token = checkpoint.control_auth_token
-    neighbours = Neighbourhood(
-        servers, transport, clock, token.get_secret_value() if checkpoint.enabled and token is not None else None
-    )
+    control_token = token.get_secret_value() if checkpoint.enabled and token is not None else None
+    neighbours = Neighbourhood(servers, transport, clock, offload, control_token)
     role = EnvironmentRole(
         instance, options, neighbours, marks=Marks(), offload=offload, checkpointing=checkpoint.enabled
     )
@@ -63,6 +62,7 @@ def environment_app(
                 await transport.aclose()
 
     app = FastAPI(title=instance, openapi_url=None, lifespan=lifespan)
+    app.state.role = role
     app.add_exception_handler(GymckptError, refuse)
     mount(app, role, checkpoint, clock=clock, fs=fs, offload=offload)
     routes = _Routes(role, offload)
