@@ -113,7 +113,7 @@ class _Routes:
 
     def _check_token(self, request: Request) -> None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self._token)
+        same = hmac.compare_digest(token.strip().encode("latin-1"), self._token)  # the bytes as they came
         if not same or scheme.lower() != "bearer":
             raise Unauthorized("the control plane needs its bearer token (checkpoint.control_auth_token)")
 
