@@ -37,13 +37,13 @@ class _SeedBody(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    resources_session_id: str | None = Field(None, max_length=512)
+    resources_session_id: str | None = Field(default=None, max_length=512)
     episode_id: EpisodeRef | None = None
     task_data: dict[str, Any] | None = None
 
 
 class _CloseBody(BaseModel):
-    resources_session_id: str | None = Field(None, max_length=512)
+    resources_session_id: str | None = Field(default=None, max_length=512)
 
 
 def resources_app(

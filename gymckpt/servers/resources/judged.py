@@ -38,9 +38,9 @@ class JudgedOptions(Settings):
     """Instance name of the server that is asked, at `/v1/responses`, without a capture key."""
     judge_model: str | None = None
     """The `model` of the request, where the judge wants one."""
-    judge_delay_s: float = Field(0.0, ge=0.0, le=86_400.0)
+    judge_delay_s: float = Field(default=0.0, ge=0.0, le=86_400.0)
     """Every verdict takes this much longer."""
-    judge_timeout_s: float = Field(600.0, gt=0.0, le=86_400.0)
+    judge_timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
 
 
 class Judged(ResourcesServer):

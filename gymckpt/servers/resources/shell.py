@@ -36,7 +36,7 @@ class ShellData(BaseModel):
 class ShellOptions(Settings):
     """What a shell server can be told."""
 
-    line_timeout_s: float = Field(30.0, gt=0.0, le=3600.0)
+    line_timeout_s: float = Field(default=30.0, gt=0.0, le=3600.0)
     """A line that takes longer ends its session's shell."""
     audit_path: Path | None = None
     """Where a line is written before each call."""

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class WorkbenchOptions(Settings):
     """What a workbench can be told."""
 
-    tool_latency_s: float = Field(0.0, ge=0.0, le=3600.0)
+    tool_latency_s: float = Field(default=0.0, ge=0.0, le=3600.0)
     """Every call takes this much longer."""
     audit_path: Path | None = None
     """Where a line is written before each call."""
