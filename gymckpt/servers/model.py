@@ -6,7 +6,6 @@ Without checkpoints it is a plain proxy. With them, calls that carry a capture k
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from gymckpt.roles.model import ModelRole
 from gymckpt.roles.model_backends import Backend, Backends, BackendSettings, backend
 from gymckpt.roles.model_calls import Delivery
 from gymckpt.servers.deployment import Neighbours
+from gymckpt.servers.scratch import Scratch
 from gymckpt.settings import CheckpointSettings, Settings
 from gymckpt.storage.files import LocalFileSystem
 from gymckpt.wire import responses, sse
@@ -132,14 +132,14 @@ class _Served:
         self._clock = clock
         self._ledger: Ledger | None = None
         self._audit: AuditLog | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
 
     def enable(self) -> None:
         """Take part in checkpoints."""
         directory = self._options.ledger_dir
         if directory is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="gymckpt-ledger-", ignore_cleanup_errors=True)
-            directory = Path(self._temporary.name)
+            self._scratch = Scratch("ledger")
+            directory = self._scratch.path / "ledger"
         if self._options.audit_path is not None:
             self._audit = AuditLog(self._options.audit_path, self._instance, self._clock, self.offload)
         marks = Marks()
@@ -169,8 +169,8 @@ class _Served:
                 await self._ledger.aclose()
             if self._audit is not None:
                 self._audit.close()
-            if self._temporary is not None:
-                await self.offload.run(self._temporary.cleanup)
+            if self._scratch is not None:
+                await self.offload.run(self._scratch.remove)
 
     async def call(self, request: Request, route: Route, body: dict[str, Any], size_bytes: int) -> Delivery:
         """The response to a call, once it may be sent."""

@@ -32,6 +32,10 @@ class Turn(Protocol):
         """The most tokens this answer may have."""
         ...
 
+    def check_prefix(self, prefix: Sequence[Token]) -> None:
+        """Raise `ValueError` if this answer cannot go on from `prefix`."""
+        ...
+
     def tokens(self, prefix: Sequence[Token]) -> AsyncIterator[Sequence[Token]]:
         """What comes after `prefix`, in small batches as they are made; ends at the end of the answer or its limit."""
         ...

@@ -19,6 +19,7 @@ class Generation:
     """One call's answer, finished or not. `tokens` only grows."""
 
     model_call_id: str
+    capture_key: str
     request_digest: str
     turn: Turn
     tokens: list[Token] = field(default_factory=list)
@@ -51,31 +52,37 @@ class Generations:
         """The answer to that call, in the making or recently finished."""
         return self._active.get(model_call_id) or self._finished.get(model_call_id)
 
-    async def begin(self, request: TurnRequest, model_call_id: str) -> Generation:
+    async def begin(self, request: TurnRequest, model_call_id: str, capture_key: str) -> Generation:
         """Read the prompt."""
         digest = request_digest(request.route, request.body) if model_call_id else ""
-        return Generation(model_call_id, digest, await self._engine.begin(request))
+        return Generation(model_call_id, capture_key, digest, await self._engine.begin(request))
 
     async def run(self, generation: Generation) -> Answer:
         """Make the answer from the tokens it has on; cancelling stops the engine."""
         self.calls += 1
         if generation.model_call_id:
             self._active[generation.model_call_id] = generation
+        self.continued_tokens += generation.continued
         try:
-            async for batch in generation.turn.tokens(tuple(generation.tokens)):
-                generation.tokens.extend(batch)
-                self.generated_tokens += len(batch)
-            generation.finish_reason = generation.turn.finish_reason
+            if generation.finish_reason is None:
+                await self._make(generation)
             self._finish(generation)
         finally:
             if self._active.get(generation.model_call_id) is generation:
                 del self._active[generation.model_call_id]
+        assert generation.finish_reason is not None
         return Answer(
             generation.turn.text(generation.tokens),
             generation.tokens,
             generation.turn.prompt_token_ids,
             generation.finish_reason,
         )
+
+    async def _make(self, generation: Generation) -> None:
+        async for batch in generation.turn.tokens(tuple(generation.tokens)):
+            generation.tokens.extend(batch)
+            self.generated_tokens += len(batch)
+        generation.finish_reason = generation.turn.finish_reason
 
     def _finish(self, generation: Generation) -> None:
         generation.ended_s = self._clock.monotonic()

@@ -9,6 +9,7 @@ import hashlib
 import math
 import struct
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -42,6 +43,8 @@ class ScriptedOptions(Settings):
     thought_tokens: tuple[int, int] = (0, 0)
     """Each answer begins with a thought of about this many tokens: at least, at most."""
     max_output_tokens: int = Field(default=32_768, ge=1)
+    staging_dir: Path | None = None
+    """Where generation cuts are staged; None: a temporary directory for the life of the process."""
 
 
 class ScriptedEngine:
@@ -103,10 +106,13 @@ class ScriptedTurn:
         self._source = source
         self._answer = answer[:limit]
 
-    async def tokens(self, prefix: Sequence[Token]) -> AsyncIterator[Sequence[Token]]:
-        """The rest of the answer after `prefix`; raises `ValueError` if the answer does not begin with it."""
+    def check_prefix(self, prefix: Sequence[Token]) -> None:
+        """Raise `ValueError` if the answer does not begin with `prefix`."""
         if worker_tokens.ids_of(prefix) != self._answer[: len(prefix)]:
             raise ValueError("the answer to this conversation does not begin with the prefix")
+
+    async def tokens(self, prefix: Sequence[Token]) -> AsyncIterator[Sequence[Token]]:
+        """The rest of the answer after `prefix`."""
         drawn = _drawn(self._source + "/logprobs", len(self._answer))
         whole = [Token(token, -round(chance, 6)) for token, chance in zip(self._answer, drawn, strict=True)]
         rest = whole[len(prefix) :]

@@ -14,8 +14,8 @@ from gymckpt.wire.control import Answer, CheckpointId, Message, RolloutId
 from gymckpt.wire.responses import digest
 
 CUT_PATH = "/ng-control/v1/generation-cut"
-STAGED_PATH = "/ng-control/v1/staged-prefix"
-"""Ours: `GET <path>/<staging key>` gives a staged prefix with its tokens."""
+STAGED_PATH = "/ng-control/v1/staged-prefixes"
+"""Ours: a `StagedRequest` gives `{"prefixes": [...]}`, staged prefixes with their tokens (`PrefixClaim` or null)."""
 
 HEADER_MODEL_CALL = "x-ng-model-call"
 """On calls to a worker: the model call id that an inventory will name."""
@@ -31,6 +31,8 @@ HEADER_CONTINUED = "x-ng-continued-tokens"
 CutKind = Literal["active_prefix", "terminal_completion"]
 FinishReason = Literal["stop", "length"]
 MAX_TICKETS = 100_000
+MAX_STAGED_KEYS = 64
+"""Prefixes that are given at a time: some megabytes."""
 MAX_PREFIX_TOKENS = 1 << 22
 
 
@@ -168,6 +170,18 @@ class PrefixClaim(Message):
     finish_reason: FinishReason | None = None
     token_ids: list[int] = Field(max_length=MAX_PREFIX_TOKENS)
     log_probs: list[float] = Field(max_length=MAX_PREFIX_TOKENS)
+
+
+class StagedRequest(Message):
+    """Which staged prefixes to give."""
+
+    staging_keys: list[str] = Field(min_length=1, max_length=MAX_STAGED_KEYS)
+
+
+class StagedReply(Answer):
+    """The prefixes, in the order asked for."""
+
+    prefixes: list[PrefixClaim | None]
 
 
 def inventory_digest(checkpoint_id: str, server_name: str, tickets: Sequence[Ticket]) -> str:

@@ -79,7 +79,7 @@ def test_what_trainers_read_stands_on_the_last_item_when_asked_for() -> None:
 def test_a_body_that_is_no_object_is_refused_by_name() -> None:
     async def run() -> None:
         engine = ScriptedEngine(ScriptedOptions(), SystemClock())
-        transport = httpx.ASGITransport(worker_app("worker", engine, clock=SystemClock()))
+        transport = httpx.ASGITransport(worker_app("worker", engine, CheckpointSettings(), clock=SystemClock()))
         async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
             reply = await client.post("/v1/responses", content=b"[1]")
         assert reply.status_code == 400
