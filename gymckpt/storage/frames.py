@@ -4,6 +4,7 @@ zstd readers give a torn or concatenated frame as clean short data, and without 
 to other data. So every frame carries both, and is read with its exact extent and size.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import zstandard
@@ -39,3 +40,36 @@ def decompress(frame: bytes, raw_bytes: int, where: str) -> bytes:
     if len(lines) != raw_bytes:
         raise DamagedState(f"{where}: {len(lines)} bytes instead of {raw_bytes}")
     return lines
+
+
+_HEADER_BYTES = 18
+_RLE = 1
+
+
+def walk_frame(read: Callable[[int, int], bytes], offset: int, max_raw_bytes: int, where: str) -> FrameSpan | None:
+    """The extent of the frame at `offset`, found by its block headers alone; None if the file ends within it.
+
+    `read(offset, length)` gives fewer bytes at the end of the file. Nothing is decompressed, so nothing can swell.
+    Raises `DamagedState` if no frame of ours begins there.
+    """
+    header = read(offset, _HEADER_BYTES)
+    if len(header) < _HEADER_BYTES:
+        return None
+    try:
+        facts = zstandard.get_frame_parameters(header)
+        at = offset + zstandard.frame_header_size(header)
+    except zstandard.ZstdError as error:
+        raise DamagedState(f"{where}: {error}") from error
+    if not facts.has_checksum or facts.content_size > max_raw_bytes:
+        raise DamagedState(f"{where}: a frame without checksum, or of more than {max_raw_bytes} bytes")
+    last = False
+    while not last:
+        block = read(at, 3)
+        if len(block) < 3:
+            return None
+        fields = int.from_bytes(block, "little")
+        last, kind, size = bool(fields & 1), fields >> 1 & 3, fields >> 3
+        at += 3 + (1 if kind == _RLE else size)
+    if len(read(at, 4)) < 4:
+        return None
+    return FrameSpan(offset, at + 4 - offset, facts.content_size)

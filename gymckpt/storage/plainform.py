@@ -60,6 +60,7 @@ class PlainForm:
             entry = fs.stat(self._path)
         if entry.kind != "file":
             raise DamagedState(f"{self._path}: not a regular file")
+        self.stored_bytes = entry.size_bytes
 
     @property
     def kind(self) -> Kind:

@@ -1,26 +1,18 @@
-"""Reads a participant's part of a checkpoint: an episode at a time, nothing believed before it is checked."""
+"""Reads a participant's part of a checkpoint, an episode at a time, off the event loop."""
 
-import hashlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import PurePath
 
-from gymckpt.errors import DamagedState
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
-from gymckpt.storage import durable
 from gymckpt.storage.base import Base
-from gymckpt.storage.frames import FRAME_BYTES, decompress
-from gymckpt.storage.index import IndexLine, read_header, read_lines
-from gymckpt.storage.manifest import MANIFEST, FileFact, Manifest, Segment, read_manifest, spans
-from gymckpt.storage.parts import ENVELOPE_BYTES, Chain, assemble
-from gymckpt.storage.plainform import PlainForm, is_plain
+from gymckpt.storage.index import IndexLine
+from gymckpt.storage.participantfiles import ParticipantFiles, in_scope
 from gymckpt.storage.problems import Problem
 from gymckpt.storage.records import StoredRecord
 from gymckpt.storage.segments import FrameSource
 
-_MANIFEST_LIMIT_BYTES = 16 << 20
-_CHUNK_BYTES = 8 << 20
 _BATCH_BYTES = 1 << 20
 _BATCH_RECORDS = 64
 
@@ -42,247 +34,61 @@ class ParticipantReader:
         instance: str,
         max_record_bytes: int = 1 << 30,
     ) -> None:
-        self._fs = fs
         self._offload = offload
-        self._directory = directory
-        self._kind = kind
-        self._instance = instance
-        self._max_record_bytes = max_record_bytes
-        self._plain: PlainForm | None = None
-        self._manifest: Manifest | None = None
-        self._segments: tuple[Segment, ...] = ()
-        self._index_frames: list[bytes] = []
+        self._files = ParticipantFiles(fs, directory, kind=kind, instance=instance, max_record_bytes=max_record_bytes)
 
     async def open(self) -> None:
         """Read and check the manifest and the index (their digests; not yet the segments)."""
-        await self._offload.run(self._open)
+        await self._offload.run(self._files.open)
+
+    @property
+    def files(self) -> ParticipantFiles:
+        """The same, blocking."""
+        return self._files
 
     @property
     def checkpoint_id(self) -> str:
         """The checkpoint that the manifest says it belongs to."""
-        return self._plain.checkpoint_id if self._plain else self.manifest.checkpoint_id
+        return self._files.checkpoint_id
 
     @property
     def record_count(self) -> int:
-        return self._plain.record_count if self._plain else self.manifest.record_count
-
-    @property
-    def manifest(self) -> Manifest:
-        """Our form's manifest; `DamagedState` for Gym's."""
-        if self._manifest is None:
-            raise DamagedState(f"{self._directory / MANIFEST}: not a manifest of ours, or not open")
-        return self._manifest
+        return self._files.record_count
 
     def index(self) -> Iterator[IndexLine]:
-        """Every episode, without its payload. Blocking for as long as its lines take to parse."""
-        if self._plain:
-            yield from self._plain.index()
-            return
-        seen: set[tuple[object, object]] = set()
-        for number, frame in enumerate(self._index_frames):
-            lines = self._index_lines(number, frame)
-            for line in read_lines(
-                lines[lines.index(b"\n") + 1 :] if number == 0 else lines, self._index_where(number)
-            ):
-                seen.add(line.key)
-                yield line
-        if len(seen) != self.record_count:
-            raise DamagedState(
-                f"{self._index_where(0)}: {len(seen)} different episodes, the manifest says {self.record_count}"
-            )
+        """Every episode, without its payload. Blocking for as long as the lines take to parse."""
+        return self._files.index()
 
     async def records(self, scope: Mapping[str, int] | None = None) -> AsyncIterator[StoredRecord]:
         """The records in `scope` (rollout -> the highest attempt allowed; the highest not above it is given), or all.
 
         Checks the digest of every file first. One batch of about 1 MiB is in memory at a time.
         """
-        await self._offload.run(self._check_files)
-        chosen = await self._offload.run(lambda: in_scope(self.index(), scope))
-        source = self._source()
+        await self._offload.run(self._files.check_files)
+        chosen = await self._offload.run(lambda: in_scope(self._files.index(), scope))
+        source = self._files.source()
         for batch in _batches(chosen):
             for record in await self._offload.run(partial(self._read_all, source, batch)):
                 yield record
 
     async def record(self, episode: EpisodeId) -> StoredRecord | None:
         """One episode, reading no more than the index and its own frames; None if it is not in here."""
-        return await self._offload.run(lambda: self._find(episode))
-
-    def raw_lines(self) -> Iterator[bytes]:
-        """The verified lines of every segment, a frame of whole lines at a time. Blocking."""
-        self._check_files()
-        source = self._source()
-        for number, segment in enumerate(self._segments):
-            for frame in range(len(segment.frames)):
-                yield source.read_frame(number, frame)
+        return await self._offload.run(lambda: self._files.find(episode))
 
     def base(self, installed: Mapping[str, int] | None = None) -> Base:
         """What the next commit can append to, after these rollouts were installed from here as these attempts.
 
-        Without `installed`, only the very attempts that are stored here are continued. Blocking.
+        Pass `installed` (rollout -> its new attempt) after a restore. Without it only the very attempts that are stored
+        here are continued. Blocking: parses the index.
         """
-        chains: dict[EpisodeId, Chain] = {}
-        if self._plain is None:
-            scope = None if installed is None else {rollout: attempt - 1 for rollout, attempt in installed.items()}
-            for line in in_scope(self.index(), scope):
-                episode = line.episode
-                now = episode.attempt if installed is None else installed[episode.rollout_id]
-                chains[EpisodeId(episode.rollout_id, now)] = line.chain
-        return Base(self._directory, self._segments, chains)
+        return self._files.base(installed)
 
     async def verify(self, *, quick: bool = False) -> list[Problem]:
         """All that is wrong, by file, frame and episode; `quick` looks at structure only. Opens by itself."""
-        return await self._offload.run(lambda: self._verify(quick=quick))
-
-    # Blocking
-
-    def _open(self) -> None:
-        for directory in (self._directory.parent.parent, self._directory.parent, self._directory):
-            durable.check_directory(self._fs, directory)
-        where = self._directory / MANIFEST
-        data = durable.read_small(self._fs, where, _MANIFEST_LIMIT_BYTES)
-        if is_plain(data):
-            self._plain = PlainForm(self._fs, self._directory, data, self._max_record_bytes)
-            found = (self._plain.kind, self._plain.instance)
-        else:
-            manifest = read_manifest(data, str(where))
-            found = (manifest.kind, manifest.instance)
-        if found != (self._kind, self._instance):
-            raise DamagedState(f"{where}: it is of {'/'.join(found)}, not of {self._kind}/{self._instance}")
-        if self._plain is None:
-            self._manifest = manifest
-            self._open_index(manifest)
-
-    def _open_index(self, manifest: Manifest) -> None:
-        fact, path = manifest.index, self._directory / manifest.index.file
-        data = durable.read_small(self._fs, path, fact.bytes)
-        if len(data) != fact.bytes or hashlib.sha256(data).hexdigest() != fact.sha256:
-            raise DamagedState(f"{path}: its bytes are not those that the manifest names")
-        view = [data[span.offset : span.offset + span.size_bytes] for span in spans(fact.frames)]
-        if not view:
-            raise DamagedState(f"{path}: it has no frames")
-        self._index_frames = view
-        first = self._index_lines(0, view[0])
-        self._segments = read_header(first[: first.find(b"\n") + 1], manifest, str(path))
-        self._check_sizes(manifest)
-
-    def _check_sizes(self, manifest: Manifest) -> None:
-        for fact in manifest.files:
-            path = self._directory / fact.file
-            with durable.reading(path):
-                entry = self._fs.stat(path)
-            if entry.kind != "file" or entry.size_bytes != fact.bytes:
-                raise DamagedState(f"{path}: {entry.kind} of {entry.size_bytes} bytes, the manifest says {fact.bytes}")
-
-    def _index_lines(self, number: int, frame: bytes) -> bytes:
-        lines = decompress(frame, self.manifest.index.frames[number][1], self._index_where(number))
-        if not lines.endswith(b"\n"):
-            raise DamagedState(f"{self._index_where(number)}: it does not end with a line")
-        return lines
-
-    def _index_where(self, number: int) -> str:
-        return f"{self._directory / self.manifest.index.file} frame {number}"
-
-    def _check_files(self) -> None:
-        if self._plain:
-            self._plain.check()
-            return
-        for fact in (*self.manifest.segments, *self.manifest.others):
-            self.check_file(fact)
-
-    def check_file(self, fact: FileFact) -> None:
-        """`DamagedState` unless the file's bytes are those that the manifest names."""
-        check_digest(self._fs, self._directory / fact.file, fact)
-
-    def _source(self) -> FrameSource:
-        limit = max(FRAME_BYTES, self._max_record_bytes) + ENVELOPE_BYTES
-        return FrameSource(self._fs, self._directory, self._segments, limit)
+        return await self._offload.run(lambda: self._files.verify(quick=quick))
 
     def _read_all(self, source: FrameSource, lines: list[IndexLine]) -> list[StoredRecord]:
-        return [self.read(source, line) for line in lines]
-
-    def read(self, source: FrameSource, line: IndexLine) -> StoredRecord:
-        """The record of one line of the index."""
-        if self._plain:
-            return self._plain.read(line)
-        episode, parts = line.episode, line.parts
-        if sum(part.length for part in parts) > 2 * self._max_record_bytes + len(parts) * ENVELOPE_BYTES:
-            raise DamagedState(f"{self._directory}: {episode} has more bytes than the {self._max_record_bytes} allowed")
-        where = source.where(parts[-1].segment, parts[-1].frame) if parts[-1].segment < len(self._segments) else "index"
-        record = assemble((source.line(*part) for part in parts), episode, where)
-        return StoredRecord(episode, record, line.boundary, line.turns, line.needs)
-
-    def source(self) -> FrameSource:
-        """The frames of this participant's segments."""
-        return self._source()
-
-    def _verify(self, *, quick: bool) -> list[Problem]:
-        try:
-            self._open()
-            lines = list(self.index())
-        except DamagedState as error:
-            return [Problem(str(self._directory), error.detail)]
-        problems = list(self._damaged_files(lines, quick=quick))
-        source = self._source()
-        for line in lines:
-            try:
-                _ = line.episode, line.boundary, line.turns, line.needs, line.chain
-                if not quick:
-                    self.read(source, line)
-            except DamagedState as error:
-                problems.append(Problem(str(self._directory), error.detail, _named(line)))
-        return problems
-
-    def _damaged_files(self, lines: list[IndexLine], *, quick: bool) -> Iterator[Problem]:
-        if self._plain and not quick:
-            try:
-                self._plain.check()
-            except DamagedState as error:
-                yield Problem(str(self._directory), error.detail, tuple(line.episode for line in lines))
-        for number, fact in enumerate(() if self._plain or quick else self.manifest.segments):
-            try:
-                self.check_file(fact)
-            except DamagedState as error:
-                hit = [line.episode for line in lines if any(part.segment == number for part in line.parts)]
-                yield Problem(str(self._directory / fact.file), error.detail, tuple(hit))
-
-    def _find(self, episode: EpisodeId) -> StoredRecord | None:
-        for line in self.index():
-            if line.key == (episode.rollout_id, episode.attempt):
-                return self.read(self._source(), line)
-        return None
-
-
-def in_scope(lines: Iterable[IndexLine], scope: Mapping[str, int] | None) -> list[IndexLine]:
-    """Of each rollout in `scope` the line with the highest attempt not above it, in the order of the index; or all."""
-    if scope is None:
-        return list(lines)
-    best: dict[str, IndexLine] = {}
-    for line in lines:
-        episode = line.episode
-        if episode.attempt <= scope.get(episode.rollout_id, -1):
-            before = best.get(episode.rollout_id)
-            if before is None or before.episode.attempt < episode.attempt:
-                best[episode.rollout_id] = line
-    return list(best.values())
-
-
-def check_digest(fs: FileSystem, path: PurePath, fact: FileFact) -> None:
-    """`DamagedState` unless the file has the bytes and the SHA-256 of `fact`."""
-    digest = hashlib.sha256()
-    with durable.reading(path):
-        size = fs.stat(path).size_bytes
-        if size == fact.bytes:
-            for offset in range(0, size, _CHUNK_BYTES):
-                digest.update(fs.read(path, offset, min(_CHUNK_BYTES, size - offset)))
-    if size != fact.bytes or digest.hexdigest() != fact.sha256:
-        raise DamagedState(f"{path}: its {size} bytes are not those that the manifest names")
-
-
-def _named(line: IndexLine) -> tuple[EpisodeId, ...]:
-    try:
-        return (line.episode,)
-    except DamagedState:
-        return ()
+        return [self._files.read(source, line) for line in lines]
 
 
 def _batches(lines: Collection[IndexLine]) -> Iterator[list[IndexLine]]:
