@@ -1,22 +1,21 @@
 """The episodes of one checkpoint, merged from the indexes of all its participants. Payloads are not read."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import cast
 
 from gymckpt.errors import DamagedState
-from gymckpt.identity import KINDS, EpisodeId, Kind, is_safe_name
+from gymckpt.identity import KINDS, EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.report.documents import BoundaryView, EpisodeView
-from gymckpt.storage.durable import exists
+from gymckpt.storage.checkpoints import Collection as CutRecord
+from gymckpt.storage.checkpoints import find_participants
 from gymckpt.storage.index import IndexLine
+from gymckpt.storage.published import PARTICIPANTS
 from gymckpt.storage.reader import ParticipantReader
 from gymckpt.storage.records import Boundary
-
-PARTICIPANTS = "gym"
-"""The directory of a checkpoint that holds one directory a participant, `<kind>/<instance>`."""
 
 
 @dataclass
@@ -46,16 +45,10 @@ class _Merged:
 
 def participants(fs: FileSystem, checkpoint: PurePath) -> list[tuple[Kind, str]]:
     """(kind, instance) of every participant that stored something in `checkpoint`. Blocking."""
-    root = checkpoint / PARTICIPANTS
-    if exists(fs, root) is None:
-        raise DamagedState(f"{checkpoint} holds no records of participants (no {PARTICIPANTS}/ in it)")
-    return [
-        (kind, entry.name)
-        for kind in KINDS
-        if exists(fs, root / kind) is not None
-        for entry in fs.scan(root / kind)
-        if entry.kind == "directory" and is_safe_name(entry.name)
-    ]
+    found = list(find_participants(fs, checkpoint))
+    if not found:
+        raise DamagedState(f"{checkpoint} holds no records of participants (no manifest below {PARTICIPANTS}/)")
+    return found
 
 
 async def open_participant(
@@ -69,19 +62,23 @@ async def open_participant(
 
 
 async def list_episodes(
-    fs: FileSystem, offload: Offload, checkpoint: PurePath, restarted: Mapping[EpisodeId, str] | None
+    fs: FileSystem, offload: Offload, checkpoint: PurePath, collection: CutRecord | None
 ) -> list[EpisodeView]:
-    """Every episode that `checkpoint` lists, by rollout and attempt; raises `DamagedState`.
+    """The episodes of `checkpoint`, by rollout and attempt; raises `DamagedState`.
 
-    `restarted` holds the reasons of those that will start over, whether a participant holds something of them or not.
-    None: nobody checked the cut (a directory that a trainer wrote), so every episode is listed as it is.
+    With the controller's record: those that continue and those that start over, whether a participant holds something
+    of the latter or not. Without (a directory that a trainer wrote): every episode that a participant holds.
     """
-    merged: dict[EpisodeId, _Merged] = {episode: _Merged() for episode in restarted or {}}
+    reasons: dict[EpisodeId, str | None] = {}
+    if collection is not None:
+        reasons.update(dict.fromkeys(collection.continued))
+        reasons.update({restarted.episode: restarted.reason for restarted in collection.restarted})
+    merged: dict[EpisodeId, _Merged] = {episode: _Merged() for episode in reasons}
     for kind, instance in await offload.run(lambda: participants(fs, checkpoint)):
         reader = await open_participant(fs, offload, checkpoint, kind, instance)
         await offload.run(partial(_merge, merged, kind, reader))
-    reasons = restarted or {}
-    return [_view(episode, merged[episode], reasons.get(episode)) for episode in sorted(merged, key=_by_task)]
+    listed = merged if collection is None else reasons
+    return [_view(episode, merged[episode], reasons.get(episode)) for episode in sorted(listed, key=_by_task)]
 
 
 def _merge(merged: dict[EpisodeId, _Merged], kind: Kind, reader: ParticipantReader) -> None:
