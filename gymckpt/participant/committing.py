@@ -9,6 +9,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.participant.directories import part_directory
 from gymckpt.participant.export import OWNERS, Export
 from gymckpt.participant.phases import Active, Commit
+from gymckpt.participant.role import BeforeExport
 from gymckpt.participant.state import SETTLE_PATIENCE_S, State
 from gymckpt.participant.waiting import all_done, done_or
 from gymckpt.ports import Deadline
@@ -66,7 +67,7 @@ def _some(names: Iterable[str]) -> str:
 async def _await_write(state: State, active: Active, commit: Commit, directory: str, deadline: Deadline) -> CommitReply:
     task = commit.task
     if task is None or task.done():
-        task = commit.task = state.spawn(_carry_out(state, active, commit, directory))
+        task = commit.task = state.spawn(_carry_out(state, active, commit, directory, deadline))
     await done_or(task, active.ended, deadline)
     if task.done() and not task.cancelled():
         return task.result()
@@ -76,11 +77,11 @@ async def _await_write(state: State, active: Active, commit: Commit, directory: 
     )
 
 
-async def _carry_out(state: State, active: Active, commit: Commit, directory: str) -> CommitReply:
+async def _carry_out(state: State, active: Active, commit: Commit, directory: str, deadline: Deadline) -> CommitReply:
     export = commit.export
     if export is None:
         try:
-            export = commit.export = await _begin_export(state, active, commit, directory)
+            export = commit.export = await _begin_export(state, active, commit, directory, deadline)
         except ControlError:
             active.commit = None  # nothing was exported: the next call may name another directory
             raise
@@ -99,10 +100,12 @@ async def _carry_out(state: State, active: Active, commit: Commit, directory: st
     return active.store("commit", commit.arguments, reply)
 
 
-async def _begin_export(state: State, active: Active, commit: Commit, text: str) -> Export:
+async def _begin_export(state: State, active: Active, commit: Commit, text: str, deadline: Deadline) -> Export:
     role, settings = state.role, state.settings
     directory = await state.offload.run(lambda: part_directory(state.fs, text, settings.root, role.kind, role.instance))
     state.check_going_on(active)
+    if isinstance(role, BeforeExport):
+        await role.before_export(active.checkpoint_id, commit.scope, deadline)
     return Export(
         role,
         settings,

@@ -6,10 +6,11 @@ All methods run on the event loop; none may block it.
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.participant.marks import Marks
+from gymckpt.ports import Deadline
 from gymckpt.storage.records import ExportedRecord, StoredRecord
 
 
@@ -105,4 +106,14 @@ class Role(Protocol):
 
     def commit_fields(self, exported: Sequence[EpisodeId]) -> Mapping[str, Any]:
         """The fields of a commit reply that only this kind has, for the episodes just exported."""
+        ...
+
+
+@runtime_checkable
+class BeforeExport(Protocol):
+    """What a role may have besides: something to do for a checkpoint before its records are exported."""
+
+    async def before_export(self, checkpoint_id: str, scope: Collection[EpisodeId] | None, deadline: Deadline) -> None:
+        """Called once, before the export of a commit begins. Best effort: must return well before `deadline`, and
+        raise nothing but what is to fail the commit."""
         ...
