@@ -133,10 +133,14 @@ class SessionRequests:
         async with self.gate.admit("<verify>"):
             return await work(None)
 
-    async def close_session(self, session_id: str | None, caller_id: str | None) -> None:
-        """End a session. Never refused, and never waits for a checkpoint: then the end is recorded and comes later."""
+    async def close_session(self, session_id: str | None, episode: EpisodeId | None, caller_id: str | None) -> None:
+        """End a session. Never refused, and never waits for a checkpoint: then the end is recorded and comes later.
+
+        Does nothing for a session that is not held, or that another attempt than `episode` owns by now: the clean-up of
+        a dead attempt can arrive after its successor was restored under the same cookie.
+        """
         session = self.sessions.get(session_id) or self.sessions.of_caller(caller_id)
-        if session is None:
+        if session is None or (episode is not None and session.episode not in (None, episode)):
             return
         session.closed = True
         if self.gate.is_open:

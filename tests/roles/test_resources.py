@@ -205,6 +205,19 @@ def test_a_restored_session_answers_to_the_same_cookie_as_the_next_attempt(tmp_p
     run_virtual(main())
 
 
+def test_the_late_clean_up_of_a_dead_attempt_does_not_end_the_session_of_its_successor(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = Desk(Tally(), on(tmp_path))
+        caller = await seeded(desk, A, total=5)
+        await desk.checkpoint(X, tmp_path / X)
+        await desk.retire(Y, A)
+        await desk.restore(Z, tmp_path / X, A)
+        assert (await caller.close()).status == 200
+        assert total(await caller.next_attempt().tool("add", {"number": 1})) == 6
+
+    run_virtual(main())
+
+
 def test_an_end_that_comes_while_closed_is_recorded_and_carried_out_after_the_resume(tmp_path: Path) -> None:
     async def main() -> None:
         server = Tally()

@@ -71,7 +71,9 @@ class Caller:
         return await self.desk.post("/verify", body or {"response": {"output": []}}, self.cookies)
 
     async def close(self) -> Reply:
-        return await self.desk.post("/close_session", {"resources_session_id": self.caller_id}, self.cookies)
+        reference = {"rollout_id": self.episode.rollout_id, "attempt": self.episode.attempt}
+        body = {"resources_session_id": self.caller_id, "episode_id": reference}
+        return await self.desk.post("/close_session", body, self.cookies)
 
     def next_attempt(self) -> "Caller":
         """The replacement: the next attempt, with the same cookie."""

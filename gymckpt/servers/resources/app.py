@@ -43,6 +43,7 @@ class _SeedBody(BaseModel):
 
 
 class _CloseBody(BaseModel):
+    episode_id: EpisodeRef | None = None
     resources_session_id: str | None = Field(default=None, max_length=512)
 
 
@@ -107,7 +108,7 @@ class _Routes:
     async def _seed(self, request: Request) -> Response:
         body, _ = await self._object(request)
         seed = _checked(_SeedBody, body)
-        episode = _episode_of_path(request) or (seed.episode_id.episode if seed.episode_id else None)
+        episode = _episode_of(request, seed)
         task_data = body if seed.task_data is None else seed.task_data
         session_id, headers = await self._requests.seed(episode, seed.resources_session_id, task_data)
         request.session["session_id"] = session_id
@@ -125,9 +126,9 @@ class _Routes:
 
     async def _close(self, request: Request) -> Response:
         body, _ = await self._object(request)
-        caller_id = _checked(_CloseBody, body).resources_session_id
-        await self._requests.close(_session_id(request), caller_id)
-        return JSONResponse({"resources_session_id": caller_id})
+        close = _checked(_CloseBody, body)
+        await self._requests.close(_session_id(request), _episode_of(request, close), close.resources_session_id)
+        return JSONResponse({"resources_session_id": close.resources_session_id})
 
     def _tool_route(self, name: str, tool: Tool) -> Any:
         signature = inspect.signature(tool)
@@ -173,6 +174,10 @@ def _session_id(request: Request) -> str | None:
 def _episode_of_path(request: Request) -> EpisodeId | None:
     episode = request.scope.get("state", {}).get("episode")
     return episode if isinstance(episode, EpisodeId) else None
+
+
+def _episode_of(request: Request, body: _SeedBody | _CloseBody) -> EpisodeId | None:
+    return _episode_of_path(request) or (body.episode_id.episode if body.episode_id else None)
 
 
 def _checked(model: type[M], body: dict[str, Any]) -> M:

@@ -31,7 +31,7 @@ class Requests(Protocol):
         """The verdict's own fields."""
         ...
 
-    async def close(self, session_id: str | None, caller_id: str | None) -> None:
+    async def close(self, session_id: str | None, episode: EpisodeId | None, caller_id: str | None) -> None:
         """End the session."""
         ...
 
@@ -62,7 +62,7 @@ class DirectRequests:
         """See `Requests.verify`."""
         return await self._server.verify(Verification(session_id, body))
 
-    async def close(self, session_id: str | None, caller_id: str | None) -> None:
+    async def close(self, session_id: str | None, episode: EpisodeId | None, caller_id: str | None) -> None:
         """See `Requests.close`."""
         if session_id is not None:
             await self._server.retire_session_state(session_id)
@@ -107,6 +107,6 @@ class GuardedRequests:
 
         return await self._requests.verify(session_id, episode, work)
 
-    async def close(self, session_id: str | None, caller_id: str | None) -> None:
+    async def close(self, session_id: str | None, episode: EpisodeId | None, caller_id: str | None) -> None:
         """See `Requests.close`."""
-        await self._requests.close_session(session_id, caller_id)
+        await self._requests.close_session(session_id, episode, caller_id)
