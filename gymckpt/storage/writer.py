@@ -327,7 +327,9 @@ class ParticipantWriter:
                 numbers[old] = len(segments)
                 segments.append(segment)
             elif old < len(self._old) and self._base and self._base.directory != self._directory:
-                durable.remove_quietly(self._fs, self._directory / segment.file)
+                # What was lost and written again has the same bytes, and so the same name.
+                if self._segment is None or segment.file != self._segment.file:
+                    durable.remove_quietly(self._fs, self._directory / segment.file)
         chains = {}
         for episode, entry in self._entries.items():
             parts = tuple(part._replace(segment=numbers[part.segment]) for part in entry.chain.parts)
