@@ -13,7 +13,7 @@ import gymckpt
 from gymckpt import crashpoints
 from gymckpt.errors import GymckptError, UsageError
 
-from . import config, crash_points, schema, serve, status
+from . import config, crash_points, inspect, schema, serve, status, verify
 from .console import complain, note
 
 INTERNAL_ERROR = 70
@@ -49,7 +49,7 @@ def gymckpt_command(
     """Collects agentic rollouts, checkpoints them while they run, and continues each after a crash."""
 
 
-for verb in (serve, status, config, schema):
+for verb in (inspect, serve, status, verify, config, schema):
     verb.register(app)
 crash_points.register(app)
 

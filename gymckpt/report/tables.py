@@ -3,10 +3,13 @@
 import time
 from collections.abc import Iterable
 
+from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from gymckpt.report.documents import ServerView
-from gymckpt.report.words import duration
+from gymckpt.report.documents import CheckpointView, EpisodeView, InspectDocument, ServerView, VerifyDocument
+from gymckpt.report.words import count, duration, size
 
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -44,3 +47,81 @@ def servers_table(servers: Iterable[ServerView], now_s: float | None = None) -> 
             server.url,
         )
     return table
+
+
+def inspect_tables(document: InspectDocument, now_s: float | None = None) -> RenderableType:
+    """Counts, checkpoints, and the episodes of the chosen one."""
+    now_s = time.time() if now_s is None else now_s
+    parts: list[RenderableType] = []
+    if document.planned is not None:
+        parts.append(Text(f"run {document.run_id}", style="bold"))
+        parts.append(
+            Text(
+                f"planned {count(document.planned)}: succeeded {count(document.succeeded or 0)}, "
+                f"failed {count(document.failed or 0)}, omitted {count(document.omitted or 0)}, "
+                f"unresolved {count(document.unresolved or 0)}"
+            )
+        )
+        parts.append(Text(""))
+    parts.append(_checkpoints(document.checkpoints, now_s) if document.checkpoints else Text("no checkpoint yet"))
+    if document.checkpoint_id is not None:
+        chosen = next(view for view in document.checkpoints if view.checkpoint_id == document.checkpoint_id)
+        parts += [Text(""), Text(f"episodes of {document.checkpoint_id}", style="bold")]
+        parts.append(_episodes(document.episodes, now_s))
+        if document.truncated:
+            whole = count(chosen.episodes + chosen.restarts)
+            parts.append(Text(f"the first {count(len(document.episodes))} of {whole}; --limit N shows more"))
+    return Group(*parts)
+
+
+def _checkpoints(views: Iterable[CheckpointView], now_s: float) -> Table:
+    table = plain_table(
+        "checkpoint", "age", "episodes", "restarts", "size", "", right=["age", "episodes", "restarts", "size"]
+    )
+    for view in views:
+        state = f"named {escape(view.name)}" if view.name else ""
+        table.add_row(
+            view.checkpoint_id,
+            _age(view.created_at, now_s),
+            count(view.episodes),
+            count(view.restarts),
+            size(view.bytes),
+            state if view.valid else "[red]damaged: gymckpt verify says where[/red]",
+        )
+    return table
+
+
+def _episodes(views: Iterable[EpisodeView], now_s: float) -> Table:
+    table = plain_table(
+        "rollout", "attempt", "boundary", "age", "turns", "size", "kept by", "after a crash",
+        right=["attempt", "age", "turns", "size"],
+    )  # fmt: skip
+    for view in views:
+        table.add_row(
+            view.rollout_id,
+            str(view.attempt),
+            escape(str(view.boundary)) if view.boundary else "-",
+            _age(view.boundary.at, now_s) if view.boundary else "-",
+            str(view.turns),
+            size(view.bytes),
+            " ".join(view.kinds) or "-",
+            f"starts over: {escape(view.restart)}" if view.restart else "continues",
+        )
+    return table
+
+
+def _age(at_s: float, now_s: float) -> str:
+    return duration(max(0.0, now_s - at_s)) if at_s else "-"
+
+
+def verify_table(document: VerifyDocument) -> RenderableType:
+    """What is damaged, and what can still be restored."""
+    parts: list[RenderableType] = [Text(f"damaged: {problem.what}", style="red") for problem in document.problems]
+    for checkpoint in document.checkpoints:
+        parts.append(Text(f"{checkpoint.checkpoint_id}: {'whole' if checkpoint.valid else 'damaged'}"))
+        for problem in checkpoint.problems:
+            lost = f" (episodes: {', '.join(problem.episodes[:10])})" if problem.episodes else ""
+            parts.append(Text(f"  {problem.what}{lost}", style="red"))
+    restorable = document.restorable
+    parts.append(Text(f"a restore would use {restorable}" if restorable else "there is no checkpoint to restore"))
+    return Group(*parts)
