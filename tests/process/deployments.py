@@ -1,14 +1,16 @@
 """Deployment files and runs for process tests: servers paced so that there is time to kill them, all calls audited."""
 
 import json
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.process.processes import CommandLine, run
+from tests.process.processes import GYMCKPT, CommandLine, run
 
+TOKEN = {"GYMCKPT_CONTROL_TOKEN": "a-token-of-this-test-alone"}
 MIN_EPISODES = 8
 MIN_BOUNDARY = 2
 
@@ -24,10 +26,6 @@ def bundled(**overrides: dict[str, Any]) -> dict[str, Any]:
 
 def run_text(*arguments: str) -> str:
     """What a short command prints; its exit code must be 0."""
-    import subprocess
-
-    from tests.process.processes import GYMCKPT
-
     done = subprocess.run([*GYMCKPT, *arguments], capture_output=True, timeout=60, check=True)
     return done.stdout.decode()
 
@@ -74,6 +72,32 @@ class Site:
             log=self.root / "collect.log",
         )
 
+    def serve(self, *arguments: str) -> CommandLine:
+        """`gymckpt serve --json` with this site's deployment, once it is ready."""
+        command = CommandLine(
+            "serve",
+            *("--config", str(self.config), "--root", str(self.root), "--log-dir", str(self.root / "logs")),
+            *arguments,
+            "--json",
+            environment=TOKEN,
+            log=self.root / "serve.log",
+        )
+        command.wait_event("ready")
+        return command
+
+    def collect_from(self, servers: CommandLine, *arguments: str) -> CommandLine:
+        """`gymckpt collect ARGUMENTS --json` against servers that run by themselves."""
+        return CommandLine(
+            "collect",
+            *arguments,
+            *addresses(servers),
+            "--run-dir",
+            str(self.run_directory),
+            "--json",
+            environment=TOKEN,
+            log=self.root / "collect.log",
+        )
+
     def restore(self, *arguments: str, environment: dict[str, str] | None = None) -> CommandLine:
         """`gymckpt restore DIR --json`."""
         return CommandLine(
@@ -106,3 +130,10 @@ def far_enough(inspected: dict[str, Any]) -> bool:
         if episode["restart"] is None and episode["boundary"] and episode["boundary"]["number"] >= MIN_BOUNDARY
     ]
     return len(past) >= MIN_EPISODES
+
+
+def addresses(servers: CommandLine) -> list[str]:
+    """The `--url` flags for servers that are ready."""
+    listed = servers.wait_event("ready")["servers"]
+    pairs = [f"{server['instance']}={server['url']}" for server in listed if server["kind"] != "worker"]
+    return [argument for pair in pairs for argument in ("--url", pair)]

@@ -1,0 +1,94 @@
+"""SIGTERM, restarts and judges: what a checkpoint never waits for, and what a stop leaves behind."""
+
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.deployments import Site
+from tests.process.history import outcomes
+from tests.process.processes import GYMCKPT, CommandLine
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def checkpoints(command: CommandLine) -> list[dict[str, Any]]:
+    return [event for event in command.events if event["event"] == "checkpoint"]
+
+
+def test_sigterm_takes_a_checkpoint_prints_the_command_that_resumes_and_exits_75(site: Site) -> None:
+    site.prepare()
+    command = site.collect("@workbench", "--limit", "30", "--checkpoint-every", "off", "--concurrency", "16")
+    resumed = None
+    try:
+        command.wait_event("outcome")
+        command.process.send_signal(signal.SIGTERM)
+        assert command.finish(60) == 75, command.describe()
+        assert len(checkpoints(command)) == 1
+        assert command.events[-1]["unresolved"] > 0
+        printed = next(line for line in command.log.read_text().splitlines() if "gymckpt restore" in line)
+        words = shlex.split(printed[printed.index("gymckpt restore") :])
+        assert words[0] == "gymckpt"
+        resumed = CommandLine(*words[1:], "--json", log=site.root / "resumed.log")
+        assert resumed.wait_event("restored")["episodes"] > 0
+        assert resumed.finish() == 0, resumed.describe()
+        assert len(outcomes(site.rows())) == 30
+    finally:
+        command.close()
+        if resumed is not None:
+            resumed.close()
+    assert GYMCKPT
+
+
+def test_shell_episodes_never_delay_a_checkpoint_and_start_over_after_a_crash(site: Site) -> None:
+    site.prepare()
+    command = site.collect("@mixed", "--limit", "40", "--checkpoint-every", "500ms", "--concurrency", "20")
+    resumed = None
+    try:
+        with_restarts = command.wait_event("checkpoint", lambda event: event["restarts"] > 0)
+        shown = site.inspect("--checkpoint", with_restarts["checkpoint_id"])
+        restarts = [episode for episode in shown["episodes"] if episode["restart"] is not None]
+        assert restarts
+        assert {episode["restart"] for episode in restarts} == {"cannot_capture:shell"}
+        command.kill_everything()
+        resumed = site.restore()
+        assert resumed.finish() == 0, resumed.describe()
+        assert len(outcomes(site.rows())) == 40
+        assert not [event for event in command.events if event["event"] == "checkpoint_failed"]
+    finally:
+        command.close()
+        if resumed is not None:
+            resumed.close()
+
+
+def test_shell_episodes_run_on_when_nothing_crashes(site: Site) -> None:
+    site.prepare()
+    command = site.collect("@shell", "--limit", "8", "--checkpoint-every", "200ms")
+    try:
+        assert command.finish() == 0, command.describe()
+        assert {row["_ng_attempt_index"] for row in site.rows()} == {0}
+    finally:
+        command.close()
+
+
+def test_a_checkpoint_is_published_while_a_judge_is_still_at_work(site: Site) -> None:
+    site.prepare(judged={"judge_delay_s": 3600})
+    command = site.collect("@judged", "--limit", "4", "--checkpoint-every", "500ms")
+    try:
+        taken = command.wait_event("checkpoint", lambda event: event["episodes"] == 4)
+        shown = site.inspect("--checkpoint", taken["checkpoint_id"])
+        command.wait_until(
+            lambda: any(
+                all(e["boundary"] and e["boundary"]["step"] == "verify" for e in site.inspect()["episodes"])
+                for _ in checkpoints(command)[-1:]
+            )
+        )
+        assert shown["episodes"]
+        assert not [event for event in command.events if event["event"] == "outcome"]
+    finally:
+        command.close()
