@@ -1,12 +1,13 @@
 """What checkpointing and recovery ask of the collector that hosts them: its journals, its lock, its replies."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from gymckpt.collection.events import Event
 from gymckpt.collection.history import History
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline
+from gymckpt.storage.journalfiles import Position
 
 
 class JournalHost(Protocol):
@@ -48,8 +49,8 @@ class CheckpointHost(JournalHost, Protocol):
         durable; False at the deadline, or at once when its request failed or turned out not to be started."""
         ...
 
-    def journal_positions(self) -> Mapping[str, Any]:
-        """The durable position of each journal, as `Journal.position()` gives it."""
+    def journal_positions(self) -> Mapping[str, Position]:
+        """How far each journal is durable."""
         ...
 
 

@@ -326,15 +326,17 @@ class ParticipantWriter:
             if old in used:
                 numbers[old] = len(segments)
                 segments.append(segment)
-            elif old < len(self._old) and self._base and self._base.directory != self._directory:
-                # What was lost and written again has the same bytes, and so the same name.
-                if self._segment is None or segment.file != self._segment.file:
-                    durable.remove_quietly(self._fs, self._directory / segment.file)
+            elif self._base and self._base.directory != self._directory and self._is_only_old(segment):
+                durable.remove_quietly(self._fs, self._directory / segment.file)
         chains = {}
         for episode, entry in self._entries.items():
             parts = tuple(part._replace(segment=numbers[part.segment]) for part in entry.chain.parts)
             chains[episode] = replace(entry.chain, parts=parts)
         return tuple(segments), chains
+
+    def _is_only_old(self, segment: Segment) -> bool:
+        """Whether it is of the base alone: one that was lost and written again has the same bytes, so the same name."""
+        return segment in self._old and (self._segment is None or segment.file != self._segment.file)
 
 
 def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:

@@ -10,6 +10,7 @@ from gymckpt.collection.history import Attempt, History, RolloutHistory
 from gymckpt.errors import NotAsAsked
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline
+from gymckpt.storage.journalfiles import Position
 
 
 @dataclass
@@ -52,8 +53,8 @@ class MemoryHost:
         await asyncio.sleep(min(reply_s, deadline.remaining_s))
         return not deadline.passed
 
-    def journal_positions(self) -> Mapping[str, Any]:
-        return {"events": len(self.journal)}
+    def journal_positions(self) -> Mapping[str, Position]:
+        return {"events": Position("events-1-1", 0, len(self.journal))}
 
     def said(self, kind: type[events.Event]) -> list[Any]:
         """The events of one kind, in order."""
