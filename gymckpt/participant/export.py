@@ -65,7 +65,7 @@ class Export:
         except OSError as error:
             raise InvalidCheckpointState(f"cannot write {self._directory}: {error.strerror or error}") from error
         except GymckptError as error:
-            raise InvalidCheckpointState(f"cannot write {self._directory}: {error.detail}", hint=error.hint) from error
+            raise InvalidCheckpointState(error.detail, hint=error.hint) from error
         await pass_point(self._offload, COMMIT_AFTER_MANIFEST)
         return written
 

@@ -70,4 +70,4 @@ async def take_in(
     except OSError as error:
         raise InvalidCheckpointState(f"cannot read {directory}: {error.strerror or error}") from error
     except GymckptError as error:
-        raise InvalidCheckpointState(f"cannot read {directory}: {error.detail}", hint=error.hint) from error
+        raise InvalidCheckpointState(error.detail, hint=error.hint) from error
