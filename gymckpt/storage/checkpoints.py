@@ -83,17 +83,15 @@ class CheckpointDirectory:
     ) -> tuple[PublishedCheckpoint | None, list[Problem]]:
         """The newest checkpoint of the run that is whole, and what is wrong with newer ones that are not.
 
-        Every byte is checked (`quick`: structure only).
+        The digest of every file is checked (`quick`: only that all are there, in their sizes).
         """
-        problems: list[Problem] = []
         listed = await self.listing()
-        problems += [entry.problem for entry in listed if entry.problem is not None]
-        of_run = [e.published for e in listed if e.published and run_id in (None, e.published.collection.run_id)]
-        for checkpoint in sorted(of_run, key=lambda c: c.age, reverse=True):
-            found = await self.verify(checkpoint, quick=quick)
-            if not found:
+        problems = [entry.problem for entry in listed if entry.problem is not None]
+        for checkpoint in reversed(_of_run(listed, run_id)):
+            damage = await self._offload.run(partial(self._damage, checkpoint, quick=quick))
+            if damage is None:
                 return checkpoint, problems
-            problems += found
+            problems.append(damage)
         return None, problems
 
     async def open(self, checkpoint_id: str) -> PublishedCheckpoint:
@@ -113,12 +111,18 @@ class CheckpointDirectory:
         return await self._offload.run(self._latest)
 
     async def prune(self, keep: int, run_id: str | None = None) -> list[str]:
-        """Remove published checkpoints beyond the newest `keep` (at least 1), named ones excepted, and whatever was not
-        published before the newest. What was removed."""
+        """Remove what is older than the newest `keep` (at least 1) that are whole, named checkpoints excepted, and
+        whatever was begun before the newest and never published. What was removed.
+        """
         listed = await self.listing()
-        published = [e.published for e in listed if e.published and run_id in (None, e.published.collection.run_id)]
-        published.sort(key=lambda c: c.age)
-        old = [c.checkpoint_id for c in published[: -max(1, keep)] if c.collection.name is None]
+        published = _of_run(listed, run_id)
+        whole = 0
+        old: list[str] = []
+        for checkpoint in reversed(published):
+            if whole >= max(1, keep):
+                old += [checkpoint.checkpoint_id] if checkpoint.collection.name is None else []
+            elif await self._offload.run(partial(self._damage, checkpoint, quick=False)) is None:
+                whole += 1
         newest = published[-1].collection.sequence if published else 0
         rubbish = [e.checkpoint_id for e in listed if e.state == "unpublished" and _before(e.checkpoint_id, newest)]
         for checkpoint_id in (*old, *rubbish):
@@ -137,6 +141,20 @@ class CheckpointDirectory:
         await self._offload.run(remove)
 
     # Blocking
+
+    def _damage(self, checkpoint: PublishedCheckpoint, *, quick: bool) -> Problem | None:
+        """The first file that is not as it was published."""
+        try:
+            check_manifests(self._fs, checkpoint.path)
+            for kind, instance in checkpoint.participants:
+                directory = checkpoint.directory(kind, instance)
+                files = ParticipantFiles(self._fs, directory, kind=kind, instance=instance)
+                files.open()
+                if not quick:
+                    files.check_files()
+        except DamagedState as error:
+            return Problem.of(error)
+        return None
 
     def _begin(self, checkpoint_id: str) -> PurePath:
         path = self.path(checkpoint_id)
@@ -209,7 +227,7 @@ class CheckpointDirectory:
         try:
             return Listed(name, "published", read_published(self._fs, path))
         except DamagedState as error:
-            return Listed(name, "damaged", problem=Problem(str(path), error.detail))
+            return Listed(name, "damaged", problem=Problem.of(error))
 
     def _latest(self) -> str | None:
         path = self._root.parent / LATEST
@@ -217,6 +235,12 @@ class CheckpointDirectory:
             return None
         name = durable.read_small(self._fs, path, 4096).strip().decode("ascii", "replace")
         return name if is_safe_name(name) else None
+
+
+def _of_run(listed: list[Listed], run_id: str | None) -> list[PublishedCheckpoint]:
+    """The published checkpoints of a run (of any for None), oldest first."""
+    found = [e.published for e in listed if e.published and run_id in (None, e.published.collection.run_id)]
+    return sorted(found, key=lambda checkpoint: checkpoint.age)
 
 
 def read_published(fs: FileSystem, path: PurePath) -> PublishedCheckpoint:
@@ -240,9 +264,9 @@ async def verify_checkpoint(
 ) -> list[Problem]:
     """All that is wrong with a checkpoint, participant by participant."""
     try:
-        await offload.run(lambda: _check_manifests(fs, checkpoint.path))
+        await offload.run(lambda: check_manifests(fs, checkpoint.path))
     except DamagedState as error:
-        return [Problem(str(checkpoint.path), error.detail)]
+        return [Problem.of(error)]
     problems: list[Problem] = []
     for kind, instance in checkpoint.participants:
         directory = checkpoint.directory(kind, instance)
@@ -296,7 +320,8 @@ def _named(path: str, data: bytes) -> NamedFile:
     return NamedFile(path=path, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def _check_manifests(fs: FileSystem, path: PurePath) -> None:
+def check_manifests(fs: FileSystem, path: PurePath) -> None:
+    """`DamagedState` unless every file that `CHECKPOINT.json` names is as it was. Blocking."""
     found = read_checkpoint_file(durable.read_small(fs, path / CHECKPOINT), str(path / CHECKPOINT))
     for file in found.files:
         for depth in range(1, len(PurePath(file.path).parts)):

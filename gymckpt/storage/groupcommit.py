@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from gymckpt.ports import Offload
@@ -37,7 +38,7 @@ class GroupCommit(Generic[Item, Result]):
             batch, self._waiting = self._waiting, []
             try:
                 items = [item for item, _ in batch]
-                results = await self._offload.run(lambda items=items: self._write(items))  # type: ignore[misc]
+                results = await self._offload.run(partial(self._write, items))
             except BaseException as error:
                 for _, future in batch:
                     _fail(future, error)

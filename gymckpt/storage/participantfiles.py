@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import PurePath
 
 from gymckpt.errors import DamagedState
@@ -161,7 +162,7 @@ class ParticipantFiles:
         if self._plain:
             self._plain.check()
             return
-        for fact in (*self.manifest.segments, *self.manifest.others):
+        for fact in self._beside_index():
             self.check_file(fact)
 
     def check_file(self, fact: FileFact) -> None:
@@ -190,8 +191,8 @@ class ParticipantFiles:
             self.open()
             lines = list(self.index())
         except DamagedState as error:
-            return [Problem(str(self._directory), error.detail)]
-        problems = list(self._damaged_files(lines, quick=quick))
+            return [Problem.of(error)]
+        costs: dict[str, list[EpisodeId]] = {}
         source = self.source()
         for line in lines:
             try:
@@ -199,21 +200,23 @@ class ParticipantFiles:
                 if not quick:
                     self.read(source, line)
             except DamagedState as error:
-                problems.append(Problem(str(self._directory), error.detail, _named(line)))
-        return problems
+                costs.setdefault(error.detail, []).extend(_named(line))
+        problems = [Problem(what, tuple(episodes)) for what, episodes in costs.items()]
+        return problems if quick else [*problems, *self._damaged_files(problems)]
 
-    def _damaged_files(self, lines: list[IndexLine], *, quick: bool) -> Iterator[Problem]:
-        if self._plain and not quick:
+    def _damaged_files(self, known: list[Problem]) -> Iterator[Problem]:
+        """Files whose digest is wrong although no frame of them was found damaged."""
+        checks = [self._plain.check] if self._plain else [partial(self.check_file, f) for f in self._beside_index()]
+        for check in checks:
             try:
-                self._plain.check()
+                check()
             except DamagedState as error:
-                yield Problem(str(self._directory), error.detail, tuple(line.episode for line in lines))
-        for number, fact in enumerate(() if self._plain or quick else self.manifest.segments):
-            try:
-                self.check_file(fact)
-            except DamagedState as error:
-                hit = [line.episode for line in lines if any(part.segment == number for part in line.parts)]
-                yield Problem(str(self._directory / fact.file), error.detail, tuple(hit))
+                file = error.detail.split(": ")[0]
+                if not any(problem.what.startswith(file) for problem in known):
+                    yield Problem.of(error)
+
+    def _beside_index(self) -> tuple[FileFact, ...]:
+        return (*self.manifest.segments, *self.manifest.others)
 
     def find(self, episode: EpisodeId) -> StoredRecord | None:
         """One episode, reading no more than the index and its own frames; None if it is not in here."""

@@ -2,17 +2,22 @@
 
 from dataclasses import dataclass
 
+from gymckpt.errors import DamagedState
 from gymckpt.identity import EpisodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it was written: where (file, and frame where known), what, and whom it costs."""
+    """Something that is not as it was written: what (naming file, and frame where known), and whom it costs."""
 
-    where: str
     what: str
     episodes: tuple[EpisodeId, ...] = ()
 
+    @classmethod
+    def of(cls, error: DamagedState, *episodes: EpisodeId) -> "Problem":
+        return cls(error.detail, episodes)
+
     def __str__(self) -> str:
-        lost = f" (episodes: {', '.join(str(e) for e in self.episodes[:10])}{', ...' if self.episodes[10:] else ''})"
-        return f"{self.where}: {self.what}{lost if self.episodes else ''}"
+        names = ", ".join(str(episode) for episode in self.episodes[:10])
+        more = f" and {len(self.episodes) - 10} more" if len(self.episodes) > 10 else ""
+        return f"{self.what} (episodes: {names}{more})" if self.episodes else self.what

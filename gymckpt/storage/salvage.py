@@ -1,0 +1,93 @@
+"""Makes a smaller checkpoint that is whole out of a damaged one. Only ever on request."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gymckpt.errors import DamagedState
+from gymckpt.identity import EpisodeId, Kind
+from gymckpt.ports import FileSystem, Offload
+from gymckpt.storage.checkpoints import CheckpointDirectory
+from gymckpt.storage.participantfiles import ParticipantFiles
+from gymckpt.storage.problems import Problem
+from gymckpt.storage.published import PublishedCheckpoint, Restarted
+from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.writer import ParticipantWriter
+
+REASON = "damaged"
+"""Why a salvaged checkpoint restarts an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What could be saved."""
+
+    checkpoint: PublishedCheckpoint
+    lost: list[Problem]
+
+
+async def salvage(
+    fs: FileSystem,
+    offload: Offload,
+    directory: CheckpointDirectory,
+    damaged: PublishedCheckpoint,
+    checkpoint_id: str,
+    *,
+    sequence: int,
+    epoch: int,
+    created_at: float,
+) -> Salvaged:
+    """Publish `checkpoint_id` with the episodes of `damaged` that every participant which has them can still read.
+
+    The others become restarted. `DamagedState` if a manifest or an index is lost: then nobody knows what was there.
+    """
+    sources: list[tuple[Kind, str, ParticipantFiles]] = []
+    lost: list[Problem] = []
+    unreadable: set[EpisodeId] = set()
+    for kind, instance in damaged.participants:
+        files = ParticipantFiles(fs, damaged.directory(kind, instance), kind=kind, instance=instance)
+        await offload.run(files.open)
+        problems = await offload.run(partial(_unreadable, files))
+        unreadable |= {episode for problem in problems for episode in problem.episodes}
+        lost += problems
+        sources.append((kind, instance, files))
+    path = await directory.begin(checkpoint_id)
+    for kind, instance, files in sources:
+        part = path / "gym" / kind / instance
+        writer = ParticipantWriter(fs, offload, part, checkpoint_id=checkpoint_id, kind=kind, instance=instance)
+        await _copy(offload, files, writer, unreadable)
+    collection = replace(
+        damaged.collection,
+        checkpoint_id=checkpoint_id,
+        sequence=sequence,
+        epoch=epoch,
+        created_at=created_at,
+        continued=[episode for episode in damaged.collection.continued if episode not in unreadable],
+        restarted=[
+            *damaged.collection.restarted,
+            *(Restarted(episode, REASON) for episode in damaged.collection.continued if episode in unreadable),
+        ],
+    )
+    expected = [(kind, instance) for kind, instance, _ in sources]
+    return Salvaged(await directory.publish(checkpoint_id, collection, expected=expected), lost)
+
+
+def _unreadable(files: ParticipantFiles) -> list[Problem]:
+    source = files.source()
+    problems: list[Problem] = []
+    for line in files.index():
+        try:
+            files.read(source, line)
+        except DamagedState as error:
+            problems.append(Problem.of(error, line.episode))
+    return problems
+
+
+async def _copy(offload: Offload, files: ParticipantFiles, writer: ParticipantWriter, without: set[EpisodeId]) -> None:
+    source = files.source()
+    for line in files.index():
+        if line.episode not in without:
+            stored = await offload.run(partial(files.read, source, line))
+            await writer.add(
+                ExportedRecord(stored.episode, stored.record, stored.boundary, stored.turns, stored.needs, None, {})
+            )
+    await writer.finish()
