@@ -6,7 +6,7 @@ because its earlier tokens may be cached there; which one is a function of the r
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,11 +45,11 @@ class Backend:
     down_until_s: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     in_flight: int = 0
-    not_sent: int = 0
+    serves_cuts: bool = True
+    """False once it has said that it does not."""
 
     def refused(self, now_s: float) -> None:
         """Leave it alone for a while, longer each time."""
-        self.not_sent += 1
         self.down_until_s = now_s + self.pause_s
         self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
@@ -93,9 +93,10 @@ class Backends:
         *,
         rollout_id: str | None = None,
         headers: Mapping[str, str] | None = None,
-        only: Backend | None = None,
-    ) -> tuple[Reply, Backend]:
-        """The reply of whichever backend took the call, whatever its status. `body` goes out unchanged but for `model`.
+        took: Callable[[Backend], None] | None = None,
+    ) -> Reply:
+        """The reply, whatever its status. `body` goes out unchanged but for `model`, and without `stream`. `took` is
+        told which backend is being asked.
 
         Raises `NotSent` when none could be reached for as long as settings allow, `DeadlinePassed`, or `ServerError`
         for a connection that broke in the middle, which is never tried again: the call may have been made.
@@ -106,7 +107,7 @@ class Backends:
         async with AsyncExitStack() as stack:
             if self._slots is not None:
                 await stack.enter_async_context(self._slots)
-            return await self._send(route, sent, rollout_id, self._headers(headers), only)
+            return await self._send(route, sent, rollout_id, self._headers(headers), took)
 
     async def watch(self) -> None:
         """Ask each of several backends now and then whether it is alive; runs until cancelled."""
@@ -115,30 +116,41 @@ class Backends:
             await asyncio.gather(*(self._check(backend) for backend in self.all))
 
     async def _send(
-        self, route: Route, body: dict[str, Any], rollout_id: str | None, headers: dict[str, str], only: Backend | None
-    ) -> tuple[Reply, Backend]:
+        self,
+        route: Route,
+        body: dict[str, Any],
+        rollout_id: str | None,
+        headers: dict[str, str],
+        took: Callable[[Backend], None] | None,
+    ) -> Reply:
         deadline = Deadline.after(self._clock, self.settings.call_timeout_s)
         patience = deadline.earliest(self.settings.not_sent_patience_s)
         while True:
-            backend = only or self.chosen(rollout_id)
+            backend = self.chosen(rollout_id)
             if backend is not None:
-                backend.in_flight += 1
+                if took is not None:
+                    took(backend)
                 try:
-                    reply = await self._transport.call(
-                        backend.server, "POST", route, body, deadline=deadline, headers=headers
-                    )
+                    return await self._exchange(backend, route, body, headers, deadline)
                 except NotSent:
                     backend.refused(self._clock.monotonic())
-                    if patience.passed or only is not None:
+                    if patience.passed:
                         raise
                     continue
-                finally:
-                    backend.in_flight -= 1
-                backend.answered()
-                return reply, backend
             if patience.passed:
                 raise NotSent(f"no backend can be reached: {', '.join(b.server.url for b in self.all)}")
             await self._clock.sleep_until(min(patience.at_s, min(b.down_until_s for b in self.all)))
+
+    async def _exchange(
+        self, backend: Backend, route: Route, body: dict[str, Any], headers: dict[str, str], deadline: Deadline
+    ) -> Reply:
+        backend.in_flight += 1
+        try:
+            reply = await self._transport.call(backend.server, "POST", route, body, deadline=deadline, headers=headers)
+        finally:
+            backend.in_flight -= 1
+        backend.answered()
+        return reply
 
     async def _check(self, backend: Backend) -> None:
         deadline = Deadline.after(self._clock, HEALTH_TIMEOUT_S)

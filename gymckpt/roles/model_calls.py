@@ -9,6 +9,8 @@ from typing import Any, Literal
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Reply
 from gymckpt.roles.ledger_rows import CallFacts
+from gymckpt.roles.model_backends import Backend
+from gymckpt.roles.model_cuts import Cut
 from gymckpt.wire.responses import Route
 
 Stage = Literal["waiting", "running", "held", "sending"]
@@ -24,8 +26,8 @@ class Call:
     call_id: str
     stage: Stage = "waiting"
     facts: CallFacts | None = None
-    backend: str | None = None
-    """URL of the backend that has it."""
+    backend: Backend | None = None
+    """The one that has it."""
     task: "asyncio.Task[Delivery] | None" = None
     retired: bool = False
 
@@ -44,6 +46,10 @@ class Rollout:
     next_index: int = 0
     delivered: "array[int]" = field(default_factory=lambda: array("I"))
     """Positions in the ledger of the calls whose responses were begun to be sent, in that order. It only grows."""
+    cut: Cut | None = None
+    """What was restored of a call that has no response yet."""
+    exported_cut: Cut | None = None
+    """The one in the last export."""
     ready: "asyncio.Future[None] | None" = None
     """Done once what a dead execution left in the ledger is out of the way."""
 

@@ -1,5 +1,6 @@
 """The model server's record of one episode: `{episode_id, rows[], generation_cuts[<= 1]}`, out and in."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 from gymckpt.errors import InvalidCheckpointState
 from gymckpt.identity import EpisodeId
 from gymckpt.roles.ledger_rows import Row, row_problem
+from gymckpt.roles.model_cuts import Cut, read_cut
 from gymckpt.storage.records import Record, StoredRecord
+
+logger = logging.getLogger("gymckpt.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,7 @@ class Restored:
 
     episode: EpisodeId
     rows: list[Row]
-    cut: dict[str, Any] | None
+    cut: Cut | None
 
 
 def record_of(episode: EpisodeId, rows: list[Row], cut: dict[str, Any] | None = None) -> Record:
@@ -45,9 +49,19 @@ def read_record(stored: StoredRecord) -> Restored:
         raise InvalidCheckpointState(f"model record of episode {episode}: a call has two rows")
     if len(cuts) > 1:
         raise InvalidCheckpointState(f"model record of episode {episode}: {len(cuts)} generation cuts, at most one")
-    return Restored(episode, rows, cuts[0] if cuts else None)
+    return Restored(episode, rows, _cut(episode, cuts[0]) if cuts else None)
 
 
-def staging_keys(rows: Sequence[Row]) -> list[str]:
-    """Where trainers find the tokens of these calls."""
-    return [row["staging_key"] for row in rows if isinstance(row.get("staging_key"), str)]
+def staging_keys(rows: Sequence[Row], cut: Cut | None = None) -> list[str]:
+    """Where trainers find the tokens of these calls, and of the one that was cut."""
+    keys = [row["staging_key"] for row in rows if isinstance(row.get("staging_key"), str)]
+    return keys if cut is None else keys + cut.claim.staging_keys
+
+
+def _cut(episode: EpisodeId, value: Any) -> Cut | None:
+    """A cut that cannot be read is another implementation's: its call is generated again, nothing else is lost."""
+    try:
+        return read_cut(value)
+    except ValueError as error:
+        logger.warning("the generation cut of episode %s is not used: %s", episode, str(error)[:300])
+        return None

@@ -27,6 +27,8 @@ from gymckpt.roles.ledger import Ledger
 from gymckpt.roles.model import ModelRole
 from gymckpt.roles.model_backends import Backend, Backends, BackendSettings, backend
 from gymckpt.roles.model_calls import Delivery
+from gymckpt.roles.model_cuts import CutTaker
+from gymckpt.roles.model_serving import Serving
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.scratch import Scratch
 from gymckpt.settings import CheckpointSettings, Settings
@@ -60,6 +62,8 @@ class ModelOptions(Settings):
     not_sent_patience_s: float = Field(default=60.0, ge=0)
     max_concurrency: int = Field(default=0, ge=0)
     health_interval_s: float = Field(default=10.0, gt=0)
+    generation_cuts: bool = True
+    """Whether a commit asks the backends for the tokens of calls under way."""
     ledger_dir: Path | None = None
     """The ledger's own directory; None: a temporary one for the life of the process."""
     audit_path: Path | None = None
@@ -104,7 +108,8 @@ def model_app(
     served = _Served(instance, options, backends, clock, fs or LocalFileSystem(), offload)
     app = FastAPI(title=instance, openapi_url=None, lifespan=served.lifespan)
     if checkpoint.enabled:
-        served.enable()
+        assert checkpoint.control_auth_token is not None
+        served.enable(transport, checkpoint.control_auth_token.get_secret_value())
         assert served.role is not None
         mount(app, served.role, checkpoint, clock=clock, fs=served.fs, offload=offload)
     _Routes(served).add_to(app)
@@ -134,7 +139,7 @@ class _Served:
         self._audit: AuditLog | None = None
         self._scratch: Scratch | None = None
 
-    def enable(self) -> None:
+    def enable(self, transport: Transport, token: str) -> None:
         """Take part in checkpoints."""
         directory = self._options.ledger_dir
         if directory is None:
@@ -144,14 +149,19 @@ class _Served:
             self._audit = AuditLog(self._options.audit_path, self._instance, self._clock, self.offload)
         marks = Marks()
         self._ledger = Ledger(self.fs, self.offload, directory, is_refused=marks.refuses)
-        self.role = ModelRole(
-            self._instance,
+        serving = Serving(
             marks=marks,
             clock=self._clock,
             offload=self.offload,
             ledger=self._ledger,
             backends=self.backends,
             audit=self._audit,
+        )
+        cutter = None
+        if self._options.generation_cuts:
+            cutter = CutTaker(self._instance, transport, self._clock, self.offload, token, serving.cut_counts)
+        self.role = ModelRole(
+            self._instance, serving, marks=marks, offload=self.offload, ledger=self._ledger, cutter=cutter
         )
 
     @asynccontextmanager
@@ -178,8 +188,7 @@ class _Served:
         if self.role is not None and isinstance(episode, EpisodeId):
             restart = request.headers.get(HEADER_RESTART) == "1"
             return await self.role.serve(episode, route, body, size_bytes=size_bytes, restart=restart)
-        reply, _ = await self.backends.call(route, body)
-        return Delivery(reply, _nothing)
+        return Delivery(await self.backends.call(route, body), _nothing)
 
 
 class _Routes:
