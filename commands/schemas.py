@@ -20,6 +20,8 @@ _COLLECT_LINE: Final[Any] = (
     | documents.CheckpointNotTaken
     | documents.Restored
     | documents.OutcomeKnown
+    | documents.Note
+    | documents.EmbeddedServerChanged
     | documents.Done
 )
 

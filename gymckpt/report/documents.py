@@ -155,6 +155,19 @@ class OutcomeKnown(Document):
     reward: float | None
 
 
+class Note(Document):
+    """A word to the person who watches."""
+
+    event: Literal["note"] = "note"
+    text: str
+
+
+class EmbeddedServerChanged(Document):
+    event: Literal["server_died", "server_restarted", "server_gave_up"]
+    instance: str
+    detail: str
+
+
 class Done(Document):
     event: Literal["done"] = "done"
     run_id: str

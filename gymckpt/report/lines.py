@@ -101,5 +101,5 @@ def event_lines(event: Mapping[str, Any]) -> Iterator[str]:
             yield f"restored {count(episodes)} episodes from {checkpoint_id}; {count(restarted)} start over"
         case {"event": "outcome" | "done"}:
             return
-        case {"event": name, "detail": detail}:
-            yield f"{name}: {detail}"
+        case {"event": "note", "text": text} | {"detail": text}:
+            yield str(text)

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 
 from gymckpt import crashpoints, jsoncodec
 from gymckpt.errors import GymckptError
+from gymckpt.participant.directories import require_root
 from gymckpt.ports import ServerRef
 from gymckpt.servers.deployment import Neighbours, ServerConfig
 from gymckpt.servers.registry import build_app
@@ -148,7 +149,9 @@ def _only_here(instance: str) -> None:
 async def _serve(start: ChildStart, pipe: _Pipe, report: Callable[[bytes], None]) -> None:
     config = start.config
     neighbours = Neighbours({name: ServerRef(name, url) for name, url in start.servers.items()})
-    app = build_app(config, config.checkpoint_settings(start.token), neighbours)
+    checkpoint = config.checkpoint_settings(start.token)
+    require_root(checkpoint, config.host)
+    app = build_app(config, checkpoint, neighbours)
     server = _Server(
         uvicorn.Config(
             app,

@@ -9,9 +9,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def test_every_package_of_the_tree_is_in_the_wheel() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     listed = set(project["tool"]["setuptools"]["packages"])
-    found = {
-        ".".join(init.parent.relative_to(CHECKOUT).parts) for init in (CHECKOUT / "gymckpt").rglob("__init__.py")
-    }
+    found = {".".join(init.parent.relative_to(CHECKOUT).parts) for init in (CHECKOUT / "gymckpt").rglob("__init__.py")}
     assert listed == found | {"gymckpt.commands"}
 
 

@@ -1,0 +1,81 @@
+"""Embedded servers: the bundled deployment as children of one command, with fresh ports and a fresh token."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from gymckpt.collection.routing import Server
+from gymckpt.collection.settings import CollectSettings
+from gymckpt.servers.deployment import Deployment, bundled_deployment, read_deployment
+from gymckpt.servers.supervisor import ServerEvent, Supervisor
+
+from .tokens import fresh_token
+
+BUNDLED: Final = "@"
+"""Task sets whose name begins with this come with the package, and need its servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Servers that run for as long as the command does."""
+
+    servers: tuple[Server, ...]
+    token: SecretStr
+
+
+def wanted(settings: CollectSettings) -> bool:
+    """Whether the command is to start the bundled servers."""
+    if settings.serve or settings.serve_config is not None:
+        return True
+    elsewhere = bool(settings.url) or settings.gym_head is not None
+    return not elsewhere and (settings.tasks or "").startswith(BUNDLED)
+
+
+def chosen(settings: CollectSettings) -> Deployment:
+    """The deployment to start: only what the task set needs; raises `UsageError` for a wrong file."""
+    deployment = bundled_deployment() if settings.serve_config is None else read_deployment(settings.serve_config)
+    options = {"backend_url": settings.backend_url, "model": settings.model}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        deployment = deployment.with_options("policy_model", **given)
+    taskset = (settings.tasks or "").removeprefix(BUNDLED)
+    if (settings.tasks or "").startswith(BUNDLED) and taskset in deployment.routes():
+        deployment = deployment.for_tasksets([taskset])
+    return deployment
+
+
+def absolute(directory: Path) -> Path:
+    """The directory as servers may be told: absolute, without `..`, symlinks left as they are."""
+    return Path(os.path.abspath(directory))  # noqa: PTH100 - Path.resolve would follow symlinks
+
+
+@asynccontextmanager
+async def running(
+    settings: CollectSettings, directory: Path, on_event: Callable[[Mapping[str, Any]], None]
+) -> AsyncIterator[Embedded]:
+    """Start the servers for a run in `directory`; they log below it and write checkpoints nowhere else."""
+
+    def tell(event: ServerEvent) -> None:
+        on_event({"event": f"server_{event.event}", "instance": event.instance, "detail": event.detail})
+
+    token = fresh_token()
+    deployment = chosen(settings).with_checkpoint(root=absolute(directory))
+    supervisor = Supervisor(
+        deployment, token=token, logs=directory / "servers", restart=settings.restart_servers, on_event=tell
+    )
+    async with supervisor:
+        yield Embedded(_servers(deployment, supervisor), token)
+
+
+def _servers(deployment: Deployment, supervisor: Supervisor) -> tuple[Server, ...]:
+    found = []
+    for server in supervisor.servers:
+        if server.kind != "worker":
+            agent = deployment.server(server.instance).options.get("agent") if server.kind == "environment" else None
+            found.append(Server(server.ref, server.kind, str(agent) if agent is not None else None))
+    return tuple(found)
