@@ -4,6 +4,7 @@ It answers afterwards what was done how often, whatever crashed in between.
 """
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class AuditLog:
         self._clock = clock
         self._offload = offload
         self._descriptor: int | None = None
+        self._opening = threading.Lock()
 
     async def record(self, episode: EpisodeId | None, call: int, **what: Any) -> None:
         """Return once the line `{"t", "server", "rollout_id", "attempt", "call", **what}` is with the system.
@@ -38,10 +40,12 @@ class AuditLog:
         await self._offload.run(lambda: self._append(jsoncodec.dumps(line) + b"\n"))
 
     def _append(self, data: bytes) -> None:
-        if self._descriptor is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o600)
-        written = os.write(self._descriptor, data)
+        with self._opening:
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self._path, flags, 0o600)
+            descriptor = self._descriptor
+        written = os.write(descriptor, data)
         if written != len(data):
             raise OSError(f"{self._path}: only {written} of {len(data)} bytes of an audit line were written")
 
