@@ -12,6 +12,7 @@ from gymckpt import jsoncodec
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline, Reply, ServerRef
 from gymckpt.roles.agent_options import AgentOptions
+from gymckpt.roles.agent_sessions import Connect, connect_nothing
 from gymckpt.roles.environment import EnvironmentOptions
 from gymckpt.servers.agent import agent_app
 from gymckpt.servers.environment import environment_app
@@ -137,6 +138,7 @@ class Town:
         checkpoints: bool = True,
         agent: dict[str, Any] | None = None,
         environment: dict[str, Any] | None = None,
+        connect: Connect = connect_nothing,
     ) -> None:
         self.root = root
         self.clock = VirtualClock()
@@ -150,6 +152,7 @@ class Town:
         self._rounds = rounds
         self._agent = {"model": "model", "resources_server": "counter", **(agent or {})}
         self._environment = {"agent": "agent", "tasksets": {"sums": "counter"}, **(environment or {})}
+        self._connect = connect
         self._sequence = 0
         self._settings = CheckpointSettings(enabled=True, control_auth_token=SecretStr(TOKEN))
         if not checkpoints:
@@ -168,6 +171,7 @@ class Town:
                 app = environment_app(name, options, self._settings, self.servers, transport=self.network, **shared)
             case "agent":
                 agent = AgentOptions.model_validate(self._agent)
+                shared["connect"] = self._connect
                 app = agent_app(name, agent, self._settings, self.servers, transport=self.network, **shared)
             case "counter":
                 self.counter = self._counter_class(self.hold, self.audit)
