@@ -6,7 +6,8 @@ again: the attempt is retired everywhere, and only then does the next one go out
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -87,7 +88,8 @@ class Dispatcher:
         self.gate = Gate()
         self.starts: dict[str, Start] = {}
         """Next attempts that a recovery decided, by rollout id."""
-        self.closed_total_s = 0.0
+        self._closed_s = 0.0
+        self._closed_since_s: float | None = None
         self._run = run
         self._servers = servers
         self._transport = transport
@@ -108,6 +110,28 @@ class Dispatcher:
         self._halted = False
 
     # Watching
+
+    @property
+    def closed_s(self) -> float:
+        """How long servers were closed in all: rollouts' time stands still then."""
+        since_s = self._closed_since_s
+        return self._closed_s + (self._clock.monotonic() - since_s if since_s is not None else 0.0)
+
+    @property
+    def closed(self) -> bool:
+        """Whether servers are closed right now, for a checkpoint or a recovery."""
+        return self._closed_since_s is not None
+
+    @contextmanager
+    def servers_closed(self, reason: str) -> Iterator[None]:
+        """Nothing is dispatched and no rollout's time passes for the duration of the block; one at a time."""
+        self._closed_since_s = self._clock.monotonic()
+        try:
+            with self.gate.closed(reason):
+                yield
+        finally:
+            self._closed_s = self.closed_s
+            self._closed_since_s = None
 
     @property
     def flights(self) -> tuple[Flight, ...]:
@@ -228,7 +252,7 @@ class Dispatcher:
             await self._clock.sleep_until(self._clock.monotonic() + min(1.0, self._limits.rollout_timeout_s / 4))
             now = self._clock.monotonic()
             for flight in list(self._flights.values()):
-                spent_s = now - flight.begun_s - (self.closed_total_s - flight.closed_s)
+                spent_s = now - flight.begun_s - (self.closed_s - flight.closed_s)
                 if flight.sent and spent_s > self._limits.rollout_timeout_s:
                     flight.cut_short(None)
 
@@ -273,7 +297,7 @@ class Dispatcher:
             source=start.source if start else FROM_INPUT,
             row=content["row"],
             begun_s=self._clock.monotonic(),
-            closed_s=self.closed_total_s,
+            closed_s=self.closed_s,
             cohort=content["cohort"],
         )
         self._flights[flight.episode] = flight

@@ -163,6 +163,15 @@ class CheckpointNamed(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFailed(_Event):
+    """Answers a request file: no checkpoint was taken for it."""
+
+    event: ClassVar[str] = "request_failed"
+    request: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreIntended(_Event):
     """Durable before a server is told to restore: which checkpoint, and what becomes of each rollout in it."""
 
@@ -254,6 +263,7 @@ Event: TypeAlias = (
     | CheckpointPublished
     | CheckpointFailed
     | CheckpointNamed
+    | RequestFailed
     | RestoreIntended
     | Restored
     | RestoreFailed

@@ -1,7 +1,7 @@
 """The three journals of a run as one: each event goes to its own, and replay drives the run's state."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -9,12 +9,15 @@ from typing import Any
 from gymckpt.collection import events
 from gymckpt.collection.events import Event, JournalName
 from gymckpt.collection.run import Run
-from gymckpt.errors import DamagedState
-from gymckpt.ports import FileSystem, Offload
+from gymckpt.errors import DamagedState, NoSpace
+from gymckpt.ports import Clock, FileSystem, Offload
 from gymckpt.storage.journal import Journal
 from gymckpt.storage.journalfiles import Position
 from gymckpt.storage.outcomes import Outcome as StoredOutcome
 from gymckpt.storage.outcomes import OutcomesJournal
+
+FULL_DISK_PATIENCE_S = 60.0
+FULL_DISK_AGAIN_S = 2.0
 
 
 class Journals:
@@ -23,8 +26,12 @@ class Journals:
     For reading: `inspect`, then `replay`. For writing: `open`, `replay`, then `append`.
     """
 
-    def __init__(self, fs: FileSystem, offload: Offload, directory: PurePath, *, epoch: int = 1) -> None:
-        self._offload = offload
+    def __init__(self, fs: FileSystem, offload: Offload, clock: Clock, directory: PurePath, *, epoch: int = 1) -> None:
+        self.on_durable: Callable[[Event, int], None] = lambda event, number: None
+        """Called on the event loop with each event that became durable, and its number."""
+        self.on_full: Callable[[bool], None] = lambda full: None
+        """Called when the disk is found full, and when there is space again."""
+        self._clock = clock
         self._dispatch = Journal(fs, offload, directory, "dispatch", epoch=epoch)
         self._events = Journal(fs, offload, directory, "events", epoch=epoch)
         self._outcomes = OutcomesJournal(fs, offload, directory, "outcomes", epoch=epoch)
@@ -39,18 +46,13 @@ class Journals:
         for journal in self._all.values():
             await journal.inspect()
 
-    async def open(self, at_least: Mapping[str, Any] | None = None) -> None:
+    async def open(self, at_least: Mapping[str, Position] | None = None) -> None:
         """Begin this epoch. `at_least`: the positions that a published checkpoint knows of. Raises `DamagedState`
         before anything is touched, `NotAsAsked` if this epoch has begun already."""
-        known = {
-            name: Position.from_json(value, "the newest checkpoint")
-            for name, value in (at_least or {}).items()
-            if name in self._all
-        }
         await self.inspect()
-        for name, position in known.items():
-            journal = self._all[name]
-            if not journal.holds(position):
+        for name, journal in self._all.items():
+            position = (at_least or {}).get(name)
+            if position is not None and not journal.holds(position):
                 raise DamagedState(
                     f"the {name} journal ends at {journal.position}, a published checkpoint knows {position}",
                     hint="restore the journal from a copy; nothing was changed",
@@ -58,19 +60,41 @@ class Journals:
         for journal in self._all.values():
             await journal.open()
 
-    def positions(self) -> dict[str, Any]:
-        """The durable end of each journal, as JSON."""
-        return {name: journal.position.to_json() for name, journal in self._all.items()}
+    def positions(self) -> dict[str, Position]:
+        """The durable end of each journal."""
+        return {name: journal.position for name, journal in self._all.items()}
 
     async def append(self, event: Event) -> int:
-        """Return the event's number in its journal once it is durable. A caller that is cancelled does not call it
-        back: `settled` waits for such events."""
+        """Return the event's number in its journal once it is durable and `on_durable` has taken it into account, in
+        the order of the journal. A caller that is cancelled does not call it back: `settled` waits for such events.
+
+        On a full disk it waits and tries again, and raises `NoSpace` when patience ends.
+        """
         task = asyncio.create_task(self._append(event))
         self._appending.add(task)
         task.add_done_callback(self._appended)
         return await asyncio.shield(task)
 
-    def _append(self, event: Event) -> Coroutine[Any, Any, int]:
+    async def _append(self, event: Event) -> int:
+        begun_s: float | None = None
+        while True:
+            try:
+                number = await self._write(event)
+            except NoSpace:
+                now_s = self._clock.monotonic()
+                if begun_s is None:
+                    begun_s = now_s
+                    self.on_full(True)
+                if now_s - begun_s >= FULL_DISK_PATIENCE_S:
+                    raise
+                await self._clock.sleep_until(now_s + FULL_DISK_AGAIN_S)
+                continue
+            if begun_s is not None:
+                self.on_full(False)
+            self.on_durable(event, number)
+            return number
+
+    def _write(self, event: Event) -> Coroutine[Any, Any, int]:
         if isinstance(event, events.Outcome):
             return self._outcomes.append(events.to_json(replace(event, row=None)), event.row)
         return self._all[event.journal].append(events.to_json(event))

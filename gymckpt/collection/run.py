@@ -193,7 +193,7 @@ class Run:
                 self._open.discard(checkpoint_id)
             case Restored(restore_id, _) | RestoreFailed(restore_id, _):
                 self._open.discard(restore_id)
-            case CheckpointNamed(checkpoint_id, name, _):
+            case CheckpointNamed(checkpoint_id, name, _) if name:
                 self.named[checkpoint_id] = name
             case _:
                 pass

@@ -1,0 +1,35 @@
+"""The planned rollouts that have no outcome yet, streamed from the plan, a frame at a time."""
+
+from collections.abc import AsyncIterator, Callable
+
+from gymckpt.collection.planfile import Frame, Planned, PlanReader
+from gymckpt.collection.run import Run
+from gymckpt.ports import Offload
+
+
+async def unfinished(plan: PlanReader, run: Run, offload: Offload) -> AsyncIterator[Planned]:
+    """Every rollout without an outcome, in the order of the plan. A frame whose rollouts are all finished is not read;
+    rows of finished rollouts are not decoded."""
+    for frame in plan.frames:
+        if _all_finished(frame, run):
+            continue
+        for planned in await offload.run(_reading(plan, frame, lambda task, repeat: not run.finished(task, repeat))):
+            if not run.finished(planned.task, planned.repeat):
+                yield planned
+
+
+def count_unfinished(plan: PlanReader, run: Run) -> int:
+    """How many planned rollouts have no outcome, counted from the plan's own ids. Blocking."""
+    count = 0
+    for frame in plan.frames:
+        if not _all_finished(frame, run):
+            count += sum(1 for _ in plan.read_frame(frame, lambda task, repeat: not run.finished(task, repeat)))
+    return count
+
+
+def _all_finished(frame: Frame, run: Run) -> bool:
+    return frame.tasks is not None and run.finished_in(*frame.tasks) == frame.lines
+
+
+def _reading(plan: PlanReader, frame: Frame, wanted: Callable[[int, int], bool]) -> Callable[[], list[Planned]]:
+    return lambda: list(plan.read_frame(frame, wanted))

@@ -1,0 +1,241 @@
+"""From a directory to a run that this process holds: created from task rows, or read back from what stands there."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from gymckpt.collection import events, runidentity
+from gymckpt.collection.candidates import find_candidates
+from gymckpt.collection.inputs import Lines, TaskInput, task_input
+from gymckpt.collection.journals import Journals
+from gymckpt.collection.lock import Holder, RunLock, process_lives
+from gymckpt.collection.plan import write_plan
+from gymckpt.collection.planfile import PlanReader
+from gymckpt.collection.recovery import Candidate
+from gymckpt.collection.routing import Routing, Server
+from gymckpt.collection.run import Run
+from gymckpt.collection.rundirectory import (
+    RunPaths,
+    RunRecord,
+    clear_creation,
+    delete_run,
+    holding,
+    read_run,
+    write_run,
+)
+from gymckpt.collection.settings import CollectSettings, stored
+from gymckpt.coordination import Deployment
+from gymckpt.crashpoints import crash_point, declare
+from gymckpt.errors import DamagedState, NotAsAsked, UsageError
+from gymckpt.identity import new_run_id
+from gymckpt.ports import Clock, FileSystem, Offload, Transport
+from gymckpt.storage.checkpoints import CheckpointDirectory
+from gymckpt.storage.durable import make_directories, sync_directory
+from gymckpt.storage.problems import Problem
+
+BEFORE_PLAN = declare("collector.create.before_plan", "the run is locked, nothing of it is written")
+BEFORE_RUN_JSON = declare("collector.create.before_run_json", "the plan is written, the run does not exist yet")
+AFTER_RUN_JSON = declare("collector.create.after_run_json", "the run exists, nothing was dispatched")
+AFTER_LOCK = declare("collector.resume.after_lock", "the run is locked, its epoch has not begun")
+AFTER_EPOCH = declare("collector.resume.after_epoch", "the new epoch is in the journals, no server was asked")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The edges of a collector. `data` and `control` are transports of their own, so that neither delays the other."""
+
+    clock: Clock
+    fs: FileSystem
+    offload: Offload
+    data: Transport
+    control: Transport
+    holder: Holder | None = None
+    lives: Callable[[Holder], bool] = process_lives
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that this process holds, its state replayed."""
+
+    paths: RunPaths
+    record: RunRecord
+    lock: RunLock
+    journals: Journals
+    run: Run
+    plan: PlanReader
+    checkpoints: CheckpointDirectory
+    candidates: tuple[Candidate, ...]
+    problems: tuple[Problem, ...]
+    """What is wrong with checkpoints that are newer than the first candidate."""
+    written: events.RowsWritten
+    created: bool
+
+
+class Opener:
+    """Opens one run directory. The lock is released again if anything goes wrong."""
+
+    def __init__(self, settings: CollectSettings, root: PurePath, ports: Ports, stopped: Callable[[], bool]) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._stopped = stopped
+        self.paths = RunPaths(root)
+        self.lock = RunLock(ports.fs, ports.offload, ports.clock, self.paths, holder=ports.holder, lives=ports.lives)
+
+    async def holds_run(self, *, restore: bool) -> bool:
+        """Take the lock, and say whether a run stands here to go on with; False: there is room for a new one.
+
+        Raises `NotAsAsked`, `UsageError` or `DamagedState` for what the user did not ask for.
+        """
+        fs, offload = self._ports.fs, self._ports.offload
+        found = await offload.run(lambda: holding(fs, self.paths))
+        self._check(found, restore)
+        await offload.run(lambda: make_directories(fs, self.paths.root))
+        await self.lock.take(steal=self._settings.steal_lock)
+        try:
+            # Looked at again under the lock: another collector may have come first.
+            found = await offload.run(lambda: holding(fs, self.paths))
+            self._check(found, restore)
+            if self._settings.overwrite and not restore:
+                await offload.run(lambda: delete_run(fs, self.paths))
+                return False
+            if found == "nothing":
+                await offload.run(lambda: clear_creation(fs, self.paths))
+            return found == "run"
+        except BaseException:
+            await self.lock.release()
+            raise
+
+    def _check(self, found: str, restore: bool) -> None:
+        root = self.paths.root
+        if restore and found == "nothing":
+            raise NotAsAsked(f"{root} holds no run to restore", hint="start one with: gymckpt collect")
+        if self._settings.overwrite and not restore:
+            return
+        if found == "begun":
+            raise DamagedState(
+                f"{root} has lost its run.json, yet holds recorded work",
+                hint="bring run.json back from a copy; --overwrite deletes the run",
+            )
+        if found == "run" and not restore and not self._settings.resume:
+            raise NotAsAsked(
+                f"{root} already holds a run",
+                hint=f"go on with it: gymckpt restore {root} (or --resume); --overwrite deletes it",
+            )
+
+    async def create(self, servers: Sequence[Server], deployment: Deployment, source: TaskInput) -> Opened:
+        """Plan, write, and make the directory a run."""
+        settings, fs, offload = self._settings, self._ports.fs, self._ports.offload
+        crash_point(BEFORE_PLAN)
+        routing = Routing(with_kinds(servers, deployment), settings.routes, settings.agent)
+        plan = await offload.run(lambda: write_plan(fs, self.paths.plan, source, settings, routing, self._stopped))
+        if plan.largest_cohort > settings.concurrency:
+            raise UsageError(
+                f"a cohort has {plan.largest_cohort} rollouts, --concurrency is {settings.concurrency}: "
+                "it would wait for ever",
+                hint=f"give --concurrency {plan.largest_cohort} or more",
+            )
+        record = RunRecord(
+            run_id=new_run_id(),
+            created_at=self._ports.clock.time(),
+            identity=runidentity.run_identity(settings, plan.input_sha256),
+            plan=plan.summary,
+            owners=plan.owners,
+            largest_cohort=plan.largest_cohort,
+            settings=stored(settings),
+        )
+        await offload.run(self._make_directories)
+        crash_point(BEFORE_RUN_JSON)
+        await self.lock.check()
+        await offload.run(lambda: write_run(fs, self.paths, record))
+        crash_point(AFTER_RUN_JSON)
+        return await self._open(record, created=True)
+
+    def _make_directories(self) -> None:
+        for path in (self.paths.journal, self.paths.checkpoints):
+            make_directories(self._ports.fs, path)
+        sync_directory(self._ports.fs, self.paths.root)
+
+    async def reopen(self, source: TaskInput | None) -> Opened:
+        """Read the run back. `source` is what the command names: its identity must be the run's."""
+        fs, offload = self._ports.fs, self._ports.offload
+        crash_point(AFTER_LOCK)
+        record = await offload.run(lambda: read_run(fs, self.paths))
+        changes: list[runidentity.Difference] = []
+        if source is not None:
+            identity = await offload.run(lambda: runidentity.run_identity(self._settings, _sha256(source)))
+            changes = await self._compare(record, identity)
+        opened = await self._open(record, created=False)
+        for change in changes:
+            await opened.journals.append(events.IdentityChanged(change.name, change.old, change.new))
+        crash_point(AFTER_EPOCH)
+        return opened
+
+    async def _compare(self, record: RunRecord, identity: Mapping[str, object]) -> list[runidentity.Difference]:
+        reader = Journals(self._ports.fs, self._ports.offload, self._ports.clock, self.paths.journal)
+        await reader.inspect()
+        current = await self._ports.offload.run(lambda: current_identity(record, reader))
+        return runidentity.check_identity(current, identity, self._settings.accept_change)
+
+    async def _open(self, record: RunRecord, *, created: bool) -> Opened:
+        ports = self._ports
+        plan = await ports.offload.run(lambda: PlanReader(ports.fs, self.paths.plan, record.plan))
+        checkpoints = CheckpointDirectory(ports.fs, ports.offload, self.paths.checkpoints)
+        found, problems = await find_candidates(checkpoints, record.run_id, salvage=self._settings.salvage)
+        known = (await checkpoints.open(found[0].checkpoint_id)).collection.journals if found else None
+        journals = Journals(ports.fs, ports.offload, ports.clock, self.paths.journal, epoch=self.lock.epoch)
+        await journals.open(known)
+        await journals.append(events.EpochBegun(self.lock.epoch, str(self.lock.holder)))
+        run = new_run(record)
+        written = await ports.offload.run(lambda: journals.replay_into(run))
+        return Opened(
+            paths=self.paths,
+            record=record,
+            lock=self.lock,
+            journals=journals,
+            run=run,
+            plan=plan,
+            checkpoints=checkpoints,
+            candidates=tuple(found),
+            problems=tuple(problems),
+            written=written,
+            created=created,
+        )
+
+
+def new_run(record: RunRecord) -> Run:
+    """The state of a run before its journals are replayed."""
+    plan = record.plan
+    return Run(record.run_id, planned=plan.rollouts, rows=plan.rows, max_repeats=plan.max_repeats)
+
+
+def current_identity(record: RunRecord, journals: Journals) -> dict[str, object]:
+    """The run's identity with the changes that the user accepted since. Blocking."""
+    identity = dict(record.identity)
+    for event in journals.replay_events():
+        if isinstance(event, events.IdentityChanged):
+            identity[event.name] = event.new
+    return identity
+
+
+def with_kinds(servers: Sequence[Server], deployment: Deployment) -> tuple[Server, ...]:
+    """The servers with the kinds that their status told."""
+    kinds = {participant.server.instance: participant.kind for participant in deployment.participants}
+    return tuple(replace(server, kind=server.kind or kinds.get(server.ref.instance)) for server in servers)
+
+
+def source_of(settings: CollectSettings) -> TaskInput | None:
+    """The task rows that the settings name, if any; raises `UsageError` where they cannot be."""
+    return None if settings.tasks is None else task_input(settings.tasks)
+
+
+def default_directory(run_id: str, utc: str) -> PurePath:
+    """Where a run goes that was given no directory: two runs in one second differ by their id."""
+    return PurePath("runs") / f"{re.sub('[^0-9TZ]', '', utc)}-{run_id[:8]}"
+
+
+def _sha256(source: TaskInput) -> str:
+    lines = Lines(source.open())
+    for _ in lines:
+        pass
+    return lines.sha256
