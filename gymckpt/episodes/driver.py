@@ -35,6 +35,7 @@ class Driver(Generic[T]):
         self._steps = steps
         self._ended = ended
         self._clean_up = clean_up
+        self._begun = False
         self._in_steps = True
         self._cancelled = False
         self._abandoned = False
@@ -51,7 +52,8 @@ class Driver(Generic[T]):
         """Stop the steps; clean-up still runs. Safe to repeat: a second cancellation would break the clean-up."""
         if self._in_steps and not self._cancelled:
             self._cancelled = True
-            self._task.cancel()
+            if self._begun:  # a task that is cancelled before its first step would never reach its clean-up
+                self._task.cancel()
 
     def abandon(self) -> None:
         """Stop without clean-up: the process ends."""
@@ -67,7 +69,10 @@ class Driver(Generic[T]):
         self._task.add_done_callback(lambda _: then())
 
     async def _drive(self) -> None:
+        self._begun = True
         try:
+            if self._cancelled:
+                raise asyncio.CancelledError
             outcome = await self._steps()
         except GymckptError as error:
             self._end()
@@ -88,7 +93,7 @@ class Driver(Generic[T]):
             self._ended()
 
     def _done(self, task: "asyncio.Task[None]") -> None:
-        # A task that is cancelled before its first step never enters `_drive`.
+        # An abandoned task may never have entered `_drive`.
         self._end()
         error = None if task.cancelled() else task.exception()
         if error is not None:
