@@ -78,23 +78,9 @@ def _refuse_twins(participants: Sequence[ParticipantRef]) -> None:
 async def _discover_one(
     server: ServerRef, transport: Transport, token: SecretStr | None, deadline: Deadline
 ) -> ParticipantRef | None:
-    clock = deadline.clock
-    for attempt in range(1, DISCOVERY_TRIES + 1):
-        try:
-            sent_s = clock.time()
-            reply = await get_status_reply(server, transport, token, deadline)
-            received_s = clock.time()
-            if reply.status == 404:
-                return None
-            if reply.status < 500:
-                break
-        except DeadlinePassed:
-            raise
-        except ServerError:
-            if attempt == DISCOVERY_TRIES:
-                raise
-        if attempt < DISCOVERY_TRIES:
-            await clock.sleep_until(clock.monotonic() + TRY_AGAIN_AFTER_S)
+    reply, asked_at_s = await _persistent_status(server, transport, token, deadline)
+    if reply.status == 404:
+        return None
     status = read_answer(reply, Status, f"status of {server.instance}")
     if not is_safe_name(status.instance):
         raise ServerError(f"{server.url} calls itself {status.instance[:160]!r}, which is no safe instance name")
@@ -104,10 +90,32 @@ async def _discover_one(
         instance=status.instance,
         boot_id=status.boot_id,
         extensions=frozenset(status.extensions),
-        skew_s=_skew_s(server, reply, (sent_s + received_s) / 2),
+        skew_s=_skew_s(server, reply, asked_at_s),
         mode=status.mode,
         verify=status.verify,
     )
+
+
+async def _persistent_status(
+    server: ServerRef, transport: Transport, token: SecretStr | None, deadline: Deadline
+) -> tuple[Reply, float]:
+    """The reply, and when by our wall clock it was probably made; asks again where a server has trouble."""
+    clock = deadline.clock
+    tries_left = DISCOVERY_TRIES
+    while True:
+        tries_left -= 1
+        sent_s = clock.time()
+        try:
+            reply = await get_status_reply(server, transport, token, deadline)
+        except DeadlinePassed:
+            raise
+        except ServerError:
+            if not tries_left:
+                raise
+        else:
+            if reply.status < 500 or not tries_left:
+                return reply, (sent_s + clock.time()) / 2
+        await clock.sleep_until(clock.monotonic() + TRY_AGAIN_AFTER_S)
 
 
 def _skew_s(server: ServerRef, reply: Reply, ours_s: float) -> float:
