@@ -89,7 +89,7 @@ class CutTaker:
     async def take(
         self, checkpoint_id: str, candidates: Sequence[Candidate], deadline: Deadline
     ) -> Mapping[EpisodeId, Cut]:
-        """The cuts that can be believed, one an episode (the latest admitted wins), in at most half of the time left."""
+        """The cuts that can be believed, one an episode (latest admitted wins), in at most half of the time left."""
         latest: dict[EpisodeId, Candidate] = {}
         for candidate in sorted(candidates, key=lambda one: (one.facts.admitted_at, one.facts.call_id)):
             latest[candidate.episode] = candidate
