@@ -13,7 +13,20 @@ import gymckpt
 from gymckpt import crashpoints
 from gymckpt.errors import GymckptError, UsageError
 
-from . import config, crash_points, inspect, schema, serve, status, verify
+from . import (
+    checkpoint,
+    collect,
+    config,
+    crash_points,
+    export,
+    inspect,
+    prune,
+    restore,
+    schema,
+    serve,
+    status,
+    verify,
+)
 from .console import complain, note
 
 INTERNAL_ERROR = 70
@@ -49,7 +62,7 @@ def gymckpt_command(
     """Collects agentic rollouts, checkpoints them while they run, and continues each after a crash."""
 
 
-for verb in (inspect, serve, status, verify, config, schema):
+for verb in (collect, restore, inspect, serve, status, verify, checkpoint, export, prune, config, schema):
     verb.register(app)
 crash_points.register(app)
 

@@ -16,6 +16,7 @@ from gymckpt.collection.recovery import Candidate
 from gymckpt.collection.routing import Routing, Server
 from gymckpt.collection.run import Run
 from gymckpt.collection.rundirectory import (
+    Holding,
     RunPaths,
     RunRecord,
     clear_creation,
@@ -72,6 +73,24 @@ class Opened:
     created: bool
 
 
+def refuse_holding(root: PurePath, found: Holding, settings: CollectSettings, *, restore: bool) -> None:
+    """Raise `NotAsAsked` or `DamagedState` if what the directory holds is not what the user asked for."""
+    if restore and found == "nothing":
+        raise NotAsAsked(f"{root} holds no run to restore", hint="start one with: gymckpt collect")
+    if settings.overwrite and not restore:
+        return
+    if found == "begun":
+        raise DamagedState(
+            f"{root} has lost its run.json, yet holds recorded work",
+            hint="bring run.json back from a copy; --overwrite deletes the run",
+        )
+    if found == "run" and not restore and not settings.resume:
+        raise NotAsAsked(
+            f"{root} already holds a run",
+            hint=f"go on with it: gymckpt restore {root} (or --resume); --overwrite deletes it",
+        )
+
+
 class Opener:
     """Opens one run directory. The lock is released again if anything goes wrong."""
 
@@ -89,13 +108,13 @@ class Opener:
         """
         fs, offload = self._ports.fs, self._ports.offload
         found = await offload.run(lambda: holding(fs, self.paths))
-        self._check(found, restore)
+        refuse_holding(self.paths.root, found, self._settings, restore=restore)
         await offload.run(lambda: make_directories(fs, self.paths.root))
         await self.lock.take(steal=self._settings.steal_lock)
         try:
             # Looked at again under the lock: another collector may have come first.
             found = await offload.run(lambda: holding(fs, self.paths))
-            self._check(found, restore)
+            refuse_holding(self.paths.root, found, self._settings, restore=restore)
             if self._settings.overwrite and not restore:
                 await offload.run(lambda: delete_run(fs, self.paths))
                 return False
@@ -105,23 +124,6 @@ class Opener:
         except BaseException:
             await self.lock.release()
             raise
-
-    def _check(self, found: str, restore: bool) -> None:
-        root = self.paths.root
-        if restore and found == "nothing":
-            raise NotAsAsked(f"{root} holds no run to restore", hint="start one with: gymckpt collect")
-        if self._settings.overwrite and not restore:
-            return
-        if found == "begun":
-            raise DamagedState(
-                f"{root} has lost its run.json, yet holds recorded work",
-                hint="bring run.json back from a copy; --overwrite deletes the run",
-            )
-        if found == "run" and not restore and not self._settings.resume:
-            raise NotAsAsked(
-                f"{root} already holds a run",
-                hint=f"go on with it: gymckpt restore {root} (or --resume); --overwrite deletes it",
-            )
 
     async def create(self, servers: Sequence[Server], deployment: Deployment, source: TaskInput) -> Opened:
         """Plan, write, and make the directory a run."""

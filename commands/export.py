@@ -1,0 +1,75 @@
+"""`gymckpt export`: the results, sorted, in one file."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+import typer
+
+from gymckpt.errors import NotAsAsked, UsageError
+
+from .console import note
+
+Format = Literal["jsonl", "jsonl.zst"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to `app`."""
+    app.command("export", epilog="Example: gymckpt export runs/a --format jsonl.zst --output results.jsonl.zst")(export)
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="jsonl or jsonl.zst (zstd-compressed).")
+    ] = "jsonl",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, standard output.")
+    ] = None,
+) -> None:
+    """Writes the row of each succeeded rollout, sorted by task and repeat, from the journal.
+
+    Works while the run goes on and after any crash; exactly what counts at that moment.
+    """
+    if format_ not in ("jsonl", "jsonl.zst"):
+        raise UsageError(f"--format {format_[:40]!r} is not jsonl or jsonl.zst")
+    with _sink(output) as sink:
+        written = asyncio.run(_export(directory, sink, compress=format_ == "jsonl.zst"))
+    note(f"{written} rows" + (f" in {output}" if output else ""))
+
+
+@contextlib.contextmanager
+def _sink(output: Path | None) -> Iterator[BinaryIO]:
+    if output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with output.open("xb") as file:
+            yield file
+    except FileExistsError as error:
+        raise NotAsAsked(f"{output} exists", hint="nothing was overwritten; give another --output") from error
+    except OSError as error:
+        raise UsageError(f"{output}: {error.strerror}") from error
+
+
+async def _export(directory: Path, sink: BinaryIO, *, compress: bool) -> int:
+    import zstandard
+
+    from gymckpt.collection.rundirectory import RunPaths
+    from gymckpt.ports import ThreadOffload
+    from gymckpt.report.export import export_rows
+    from gymckpt.storage.files import LocalFileSystem
+
+    written = 0
+    with contextlib.ExitStack() as stack:
+        if compress:
+            compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
+            sink = stack.enter_context(compressor.stream_writer(sink, closefd=False))
+        async for line in export_rows(LocalFileSystem(), ThreadOffload(), RunPaths(directory)):
+            sink.write(line)
+            written += 1
+    return written

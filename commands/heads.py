@@ -1,0 +1,80 @@
+"""The servers behind a Gym head server: names, addresses and kinds as it lists them, bindings as it configures them.
+
+A head server also gives away API keys; nothing of its configuration is kept but names, kinds and bindings.
+"""
+
+from typing import Any, Final
+
+import yaml
+
+from gymckpt import jsoncodec
+from gymckpt.collection.routing import Server
+from gymckpt.errors import ServerError
+from gymckpt.identity import Kind
+from gymckpt.ports import Deadline, Reply, ServerRef, SystemClock, Transport
+from gymckpt.wire.client import HttpTransport
+from gymckpt.wire.gym import ServerInstance
+
+HEAD_TIMEOUT_S: Final = 30.0
+KINDS_BY_SECTION: Final[dict[str, Kind]] = {
+    "environment_servers": "environment",
+    "responses_api_agents": "agent",
+    "responses_api_models": "model",
+    "resources_servers": "resources",
+}
+
+
+async def servers_of(url: str) -> tuple[Server, ...]:
+    """Every server that the head at `url` lists; raises `ServerError`."""
+    head = ServerRef("head server", url.rstrip("/"))
+    deadline = Deadline.after(SystemClock(), HEAD_TIMEOUT_S)
+    async with HttpTransport(max_connections=2) as transport:
+        listed = await _get(transport, head, "/server_instances", deadline)
+        configured = await _get(transport, head, "/global_config_dict_yaml", deadline)
+    return read_servers(listed, configured, url)
+
+
+async def _get(transport: Transport, head: ServerRef, path: str, deadline: Deadline) -> Any:
+    reply: Reply = await transport.call(head, "GET", path, deadline=deadline)
+    if reply.status != 200:
+        raise ServerError(f"{head.url}{path} answered HTTP {reply.status}", hint="is this a Gym head server?")
+    try:
+        return jsoncodec.loads(reply.body)
+    except ValueError as error:
+        raise ServerError(f"{head.url}{path} answered no JSON", hint="is this a Gym head server?") from error
+
+
+def read_servers(listed: Any, configured: Any, url: str) -> tuple[Server, ...]:
+    """The servers in the two answers of a head; raises `ServerError` for another shape."""
+    try:
+        instances = [ServerInstance.model_validate(instance) for instance in listed]
+        configuration = yaml.safe_load(configured) or {}
+        bound = dict(_bindings(configuration))
+    except (TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise ServerError(f"{url} does not describe its servers as a Gym head does: {error}") from error
+    return tuple(_server(instance, bound) for instance in instances)
+
+
+def _server(instance: ServerInstance, bound: dict[str, str]) -> Server:
+    # `name` is that of the implementation; rows and configuration use the name that the process was given.
+    name = instance.process_name or instance.name
+    return Server(
+        ServerRef(name, instance.url.rstrip("/")), KINDS_BY_SECTION.get(instance.server_type or ""), bound.get(name)
+    )
+
+
+def _bindings(configuration: dict[str, Any]) -> list[tuple[str, str]]:
+    """(environment, the agent that it is bound to)."""
+    return [
+        (str(name), agent)
+        for name, block in configuration.items()
+        if isinstance(block, dict)
+        for implementation in dict(block.get("environment_servers") or {}).values()
+        if (agent := _agent(implementation)) is not None
+    ]
+
+
+def _agent(implementation: Any) -> str | None:
+    reference = implementation.get("agent_server") if isinstance(implementation, dict) else None
+    name = reference.get("name") if isinstance(reference, dict) else None
+    return str(name) if name is not None else None
