@@ -40,6 +40,8 @@ PUBLISH_AFTER = declare("collector.publish.after", "the checkpoint is published,
 RESUME_BEFORE = declare("collector.resume.before", "just before the servers are opened")
 RESUME_AFTER = declare("collector.resume.after", "the servers are open, the journal does not say so yet")
 
+RESUME_AT_LEAST_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
@@ -90,6 +92,8 @@ class _Opened:
 
     checkpoint_id: str
     begun_s: float
+    deadline: Deadline | None = None
+    """By when everything must be over, if there is such a moment."""
     prepared: Prepared | None = None
     published: PublishedCheckpoint | None = None
     commit_s: float = 0.0
@@ -123,6 +127,7 @@ class Checkpointer:
         self._offload = offload
         self._blockers = BlockerMemory()
         self._unpublished: str | None = None
+        self._unresumed: set[str] = set()
         self._busy = asyncio.Lock()
 
     async def take(
@@ -138,16 +143,15 @@ class Checkpointer:
                 return CheckpointNotTaken(None, f"{culprit} keeps blocking checkpoints", (culprit.capture_key,))
             if not self.deployment.participants:
                 return CheckpointNotTaken(None, "no server takes part in checkpoints")
-            opened = _Opened(await self._host.begin_checkpoint(), self._clock.monotonic())
-            return await self._take(opened, stop, name, deadline)
+            await self._resume_again()
+            opened = _Opened(await self._host.begin_checkpoint(), self._clock.monotonic(), deadline)
+            return await self._take(opened, stop, name)
 
-    async def _take(
-        self, opened: _Opened, stop: bool, name: str | None, deadline: Deadline | None
-    ) -> CheckpointTaken | CheckpointNotTaken:
+    async def _take(self, opened: _Opened, stop: bool, name: str | None) -> CheckpointTaken | CheckpointNotTaken:
         failure: GymckptError | OSError | None = None
         try:
             crash_point(PREPARE_BEGUN)
-            await self._until_published(opened, stop, name, deadline)
+            await self._until_published(opened, stop, name)
         except (GymckptError, OSError) as error:
             failure = error
         finally:
@@ -162,14 +166,14 @@ class Checkpointer:
         assert opened.prepared is not None
         return await self._missed(opened, opened.prepared)
 
-    async def _until_published(self, opened: _Opened, stop: bool, name: str | None, deadline: Deadline | None) -> None:
+    async def _until_published(self, opened: _Opened, stop: bool, name: str | None) -> None:
         """Come as far as `opened.published`, or stop where a participant was not ready."""
         prepared = await coordination.prepare(
             self.deployment,
             self._transport,
             self._token,
             opened.checkpoint_id,
-            self._limit(self._settings.prepare_timeout_s, deadline),
+            self._limit(self._settings.prepare_timeout_s, opened),
         )
         opened.prepared = prepared
         if not prepared.ready:
@@ -177,7 +181,7 @@ class Checkpointer:
         crash_point(PREPARE_DONE)
         await self._directory.begin(opened.checkpoint_id)
         owners, restarts = self._scope(prepared)
-        limit = self._limit(self._settings.commit_timeout_s, deadline)
+        limit = self._limit(self._settings.commit_timeout_s, opened)
         replies = await self._commit(opened, frozenset(owners), stop, limit)
         crash_point(COMMIT_DONE)
         async with renewing(
@@ -185,14 +189,14 @@ class Checkpointer:
             self._transport,
             self._token,
             opened.checkpoint_id,
-            self._settings.control_timeout_s,
+            self._limit(self._settings.control_timeout_s, opened).remaining_s,
             self._clock,
         ):
             directory = self._directory.path(opened.checkpoint_id)
             committed = await read_committed(self.deployment, replies, directory, self._fs, self._offload)
             replied = await self._wait_replies(coordination.ended_at_cut(owners, committed), limit)
             opened.cut = coordination.check_cut(owners=owners, committed=committed, restarts=restarts, replied=replied)
-            if rebooted := await self._rebooted():
+            if rebooted := await self._rebooted(opened):
                 raise ServerError(f"started again since it was found: {coordination.describe(rebooted)}")
             await self._host.check_epoch()
             crash_point(PUBLISH_BEFORE)
@@ -201,8 +205,9 @@ class Checkpointer:
             )
             crash_point(PUBLISH_AFTER)
 
-    def _limit(self, seconds: float, deadline: Deadline | None) -> Deadline:
-        return Deadline.after(self._clock, seconds) if deadline is None else deadline.earliest(seconds)
+    def _limit(self, seconds: float, opened: _Opened) -> Deadline:
+        after = Deadline.after(self._clock, seconds)
+        return after if opened.deadline is None else opened.deadline.earliest(seconds)
 
     def _scope(self, prepared: Prepared) -> tuple[dict[EpisodeId, ParticipantName], dict[EpisodeId, str]]:
         """The owner of every episode in scope, and the instance that cannot capture each of the others."""
@@ -249,9 +254,9 @@ class Checkpointer:
         came = await asyncio.gather(*(self._host.wait_reply(episode, limit) for episode in ended))
         return frozenset(episode for episode, reply in zip(ended, came, strict=True) if reply)
 
-    async def _rebooted(self) -> tuple[ParticipantRef, ...]:
+    async def _rebooted(self, opened: _Opened) -> tuple[ParticipantRef, ...]:
         """Those whose process is another one than the deployment knows; who does not answer is not among them."""
-        limit = Deadline.after(self._clock, self._settings.control_timeout_s)
+        limit = self._limit(self._settings.control_timeout_s, opened)
         answers = await coordination.statuses(self.deployment, self._transport, self._token, limit)
         return self.deployment.rebooted(answers.replies)
 
@@ -270,12 +275,22 @@ class Checkpointer:
 
     async def _resume(self, opened: _Opened) -> tuple[str, ...]:
         _pass_even_failing(RESUME_BEFORE)
-        limit = Deadline.after(self._clock, self._settings.control_timeout_s)
+        # Opening the servers gets its time even where the deadline has passed.
+        seconds = max(RESUME_AT_LEAST_S, self._limit(self._settings.control_timeout_s, opened).remaining_s)
+        limit = Deadline.after(self._clock, seconds)
         answers = await coordination.resume(self.deployment, self._transport, self._token, opened.checkpoint_id, limit)
         for failure in answers.failures:
-            logger.warning("%s stays closed until its lease ends: %s", failure.participant, failure.error.detail)
+            logger.warning("%s may stay closed until its lease ends: %s", failure.participant, failure.error.detail)
+            self._unresumed.add(opened.checkpoint_id)
         _pass_even_failing(RESUME_AFTER)
         return tuple(failure.error.detail for failure in answers.failures)
+
+    async def _resume_again(self) -> None:
+        """What could not be resumed then may be reached now."""
+        while self._unresumed:
+            limit = Deadline.after(self._clock, self._settings.control_timeout_s)
+            checkpoint_id = self._unresumed.pop()
+            await coordination.resume(self.deployment, self._transport, self._token, checkpoint_id, limit)
 
     async def _taken(
         self, opened: _Opened, published: PublishedCheckpoint, pause_s: float, warnings: tuple[str, ...]
@@ -319,7 +334,7 @@ class Checkpointer:
         self._unpublished = opened.checkpoint_id
         if _space_ran_out(failure):
             await self._discard(opened.checkpoint_id)
-        return CheckpointNotTaken(opened.checkpoint_id, reason, rebooted=await self._rebooted())
+        return CheckpointNotTaken(opened.checkpoint_id, reason, rebooted=await self._rebooted(opened))
 
     async def _discard(self, checkpoint_id: str) -> None:
         """Remove a directory that was never published. One that cannot be removed is left: it is rubbish anyway."""

@@ -4,6 +4,7 @@ Control calls are safe to repeat, so one whose connection broke is sent again wh
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import SecretStr, ValidationError
 
 from gymckpt.coordination.deployment import ParticipantName, ParticipantRef
-from gymckpt.errors import CONTROL_ERRORS, CheckpointFailed, DeadlinePassed, GymckptError, ServerError
+from gymckpt.errors import CONTROL_ERRORS, CheckpointFailed, DeadlinePassed, GymckptError, NotSent, ServerError
 from gymckpt.ports import Deadline, Reply, ServerRef, Transport
 from gymckpt.wire.client import excerpt
 from gymckpt.wire.control import PREFIX, Answer, ErrorReply
@@ -23,7 +24,9 @@ T = TypeVar("T")
 REPLY_GRACE_S = 5.0
 """A participant works until the deadline; its reply may come this much later."""
 REPEAT_AFTER_S = (0.1, 0.4, 1.5)
-"""Pauses before each repeat of a call whose connection broke."""
+"""Pauses before the repeats of a call whose connection broke; further ones wait as long as the last."""
+REFUSED_REPEATS = 3
+"""A server that refuses connections is dead, or being started: only so many repeats are worth the wait."""
 MAX_CONTROL_REPLY_BYTES = 64 << 20
 
 
@@ -110,10 +113,11 @@ async def post(
 
 
 async def get_status_reply(
-    server: ServerRef, transport: Transport, token: SecretStr | None, deadline: Deadline
+    server: ServerRef, transport: Transport, token: SecretStr | None, deadline: Deadline, *, repeat: bool = True
 ) -> Reply:
     """The raw reply to `GET /status`; raises `ServerError`."""
-    return await _exchange(server, transport, token, "GET", "status", None, deadline, f"status of {server.instance}")
+    label = f"status of {server.instance}"
+    return await _exchange(server, transport, token, "GET", "status", None, deadline, label, repeat=repeat)
 
 
 async def _exchange(
@@ -125,20 +129,23 @@ async def _exchange(
     body: Mapping[str, Any] | None,
     deadline: Deadline,
     label: str,
+    *,
+    repeat: bool = True,
 ) -> Reply:
     headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token is not None else {}
     limit = Deadline(deadline.clock, deadline.at_s + REPLY_GRACE_S)
-    pauses = iter(REPEAT_AFTER_S)
-    while True:
+    for number in itertools.count():
         try:
             return await transport.call(server, method, f"{PREFIX}/{operation}", body, deadline=limit, headers=headers)
         except DeadlinePassed as error:
             raise DeadlinePassed(f"{label}: {error.detail}") from error
         except ServerError as error:
-            pause_s = next(pauses, None)
-            if pause_s is None or pause_s >= deadline.remaining_s:
+            pause_s = REPEAT_AFTER_S[min(number, len(REPEAT_AFTER_S) - 1)]
+            dead = isinstance(error, NotSent) and number >= REFUSED_REPEATS
+            if not repeat or dead or pause_s >= deadline.remaining_s:
                 raise type(error)(f"{label}: {error.detail}", hint=error.hint) from error
             await deadline.clock.sleep_until(deadline.clock.monotonic() + pause_s)
+    raise AssertionError("counting never ends")
 
 
 def read_answer(reply: Reply, answer: type[A], label: str) -> A:

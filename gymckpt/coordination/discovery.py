@@ -106,7 +106,7 @@ async def _persistent_status(
         tries_left -= 1
         sent_s = clock.time()
         try:
-            reply = await get_status_reply(server, transport, token, deadline)
+            reply = await get_status_reply(server, transport, token, deadline, repeat=False)
         except DeadlinePassed:
             raise
         except ServerError:
