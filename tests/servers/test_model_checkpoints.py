@@ -1,6 +1,7 @@
 """Rules of the policy model server as a participant, through its own routes."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,72 @@ def test_the_scripted_worker_behind_it_gives_both_apis_and_the_policy_version(tm
         assert all(row["output_tokens"] > 0 and row["prompt_tokens"] > 0 for row in rows)
 
     run(tmp_path, work, apps={"http://worker": worker}, worker=HeldWorker())
+
+
+def test_a_retire_under_load_cancels_exactly_the_covered_calls(tmp_path: Path) -> None:
+    async def work(server: Policy) -> None:
+        server.worker.gate.clear()
+        keys = [f"r-{n}-a1" for n in range(20)]
+        calls = {key: [server.asking(key, f"{key} {n}") for n in range(3)] for key in keys}
+        calls |= {f"judge-{n}": [server.asking(None, "judge")] for n in range(20)}
+        total = sum(len(group) for group in calls.values())
+        await server.worker.wait_for_calls(total)
+        retired = [f"r-{n}-a1" for n in range(0, 20, 2)]
+        reply = await server.control("retire", "ckpt-000001-00000000", episode_ids=refs(*retired))
+        assert sorted(reply["retired"]) == sorted(retired)
+        assert server.worker.cancelled == 3 * len(retired)
+        server.worker.gate.set()
+        for key, group in calls.items():
+            wanted = 409 if key in retired else 200
+            assert [(await call).status_code for call in group] == [wanted] * len(group)
+        await server.checkpoint("ckpt-000002-00000000", *[key for key in keys if key not in retired])
+
+    run(tmp_path, work)
+
+
+def test_a_later_attempt_fences_the_calls_of_an_earlier_one_even_without_a_retire(tmp_path: Path) -> None:
+    async def work(server: Policy) -> None:
+        server.worker.gate.clear()
+        early = server.asking("r-1", "early")
+        await server.worker.wait_for_calls(1)
+        late = server.asking("r-1-a1", "late")
+        await server.worker.wait_for_calls(2)
+        server.worker.gate.set()
+        assert (await early).json()["error"]["code"] == "stale_attempt"
+        assert (await late).status_code == 200
+        assert (await server.ask("r-1", "again")).status_code == 409
+        await server.checkpoint("ckpt-000001-00000000", "r-1", "r-1-a1")
+        rows = (await record(tmp_path, "ckpt-000001-00000000", "r-1-a1"))["rows"]
+        assert [row["capture_key"] for row in rows] == ["r-1-a1"]
+
+    run(tmp_path, work)
+
+
+def test_a_record_that_is_none_restores_nothing_and_leaves_the_server_open(tmp_path: Path) -> None:
+    async def work(server: Policy) -> None:
+        part = tmp_path / "checkpoints" / "broken" / "gym" / "model" / "policy_model"
+        part.mkdir(parents=True)
+        rows = [{"call_id": "a"}, {"call_id": "a"}]
+        line = jsoncodec.dumps({"episode_id": {"rollout_id": "r-1", "attempt": 0}, "rows": rows, "generation_cuts": []})
+        digest = hashlib.sha256(line + b"\n").hexdigest()
+        (part / f"records-{digest}.jsonl").write_bytes(line + b"\n")
+        manifest = {
+            "schema_version": 1,
+            "kind": "model",
+            "instance": "policy_model",
+            "checkpoint_id": "ckpt-000001-00000000",
+            "records_file": f"records-{digest}.jsonl",
+            "records_sha256": digest,
+            "record_count": 1,
+        }
+        (part / "manifest.json").write_bytes(jsoncodec.dumps(manifest))
+        source = str(tmp_path / "checkpoints" / "broken")
+        reply = await server.try_control(
+            "restore", "ckpt-000002-00000000", episode_ids=refs("r-1"), checkpoint_dir=source
+        )
+        assert reply.status_code == 422
+        assert "two rows" in reply.json()["error"]["detail"]
+        assert (await server.status())["phase"] == "idle"
+        assert (await server.ask("r-2", "x")).status_code == 200
+
+    run(tmp_path, work)
