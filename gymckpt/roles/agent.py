@@ -25,7 +25,10 @@ from gymckpt.storage.records import ExportedRecord, Needs, StoredRecord
 
 
 class AgentRole:
-    """Everything one agent server holds. `sessions` serves the data plane's session routes, `run` its flat `/run`."""
+    """Everything one agent server holds. `sessions` serves the data plane's session routes, `run` its flat `/run`.
+
+    Raises `UsageError` if a server that the options name is not among the neighbours.
+    """
 
     kind: Kind = "agent"
 
@@ -57,6 +60,8 @@ class AgentRole:
             options.tool_timeout_s,
             options.max_steps,
         )
+        for needed in sorted({options.model, *options.resources}):
+            neighbours.server(needed)
         self.sessions = AgentSessions(self._bench, self._gate, marks, connect)
         self._episodes: OwnedEpisodes[FlatEpisode, RestoredFlat] = OwnedEpisodes(marks, checkpointing=checkpointing)
         self._model_takes_part = False
@@ -73,13 +78,14 @@ class AgentRole:
 
     # Episodes that the agent owns.
 
-    async def run(self, episode: EpisodeId, row: dict[str, Any], task_id: dict[str, Any]) -> dict[str, Any]:
+    async def run(
+        self, episode: EpisodeId, row: dict[str, Any], task_id: dict[str, Any], resources: str
+    ) -> dict[str, Any]:
         """Run a flat row to its end and give the verifier's reply. The caller may go away; the episode goes on.
 
         Raises as `EnvironmentRole.run` does.
         """
         self._check_open()
-        resources = self.options.resources_for(task_id.get("taskset"))
         digest = await self._offload.run(lambda: task_digest(task_id, row)) if self._checkpointing else ""
         await self.look_around()
         started = self._start(episode, FlatTask(row, task_id, digest, resources))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from gymckpt.episodes.floor import Floor
 from gymckpt.errors import AdmissionClosed
@@ -15,50 +15,27 @@ from gymckpt.participant.role import Installable, RoleReport
 from gymckpt.ports import Offload
 from gymckpt.roles.environment_episode import EnvironmentEpisode, EpisodeTask, Timeouts
 from gymckpt.roles.environment_record import Restored, export, read, task_digest
-from gymckpt.roles.failures import EpisodeFailed
 from gymckpt.roles.neighbours import Neighbourhood
 from gymckpt.roles.owned import OwnedEpisodes
-from gymckpt.settings import Settings
+from gymckpt.roles.tasksets import TasksetOptions
 from gymckpt.storage.records import ExportedRecord, StoredRecord
 from gymckpt.wire.gym import Task
 
 
-class EnvironmentOptions(Settings):
+class EnvironmentOptions(TasksetOptions):
     """What a deployment says about an environment server."""
 
     agent: str
     """Instance name of the agent server."""
-    tasksets: dict[str, str] = Field(default_factory=dict)
-    """Task set -> instance name of the resources server that seeds and verifies its tasks."""
-    resources_server: str | None = None
-    """For rows of any other task set, and for flat rows; by default the only one there is."""
-    episode_timeout_s: float | None = Field(default=7200.0, gt=0)
-    """Time limit of an episode; it stands still during checkpoints."""
     request_timeout_s: float = Field(default=86_400.0, gt=0)
-    clean_up_timeout_s: float = Field(default=20.0, gt=0)
-    """For closing an episode's sessions after its end; short enough for a retire to wait for it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_resources_server(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("resources_server") is None:
-            servers = set(dict(values.get("tasksets") or {}).values())
-            if len(servers) == 1:
-                return {**values, "resources_server": servers.pop()}
-        return values
-
-    def resources_for(self, taskset: str) -> str:
-        """The resources server of `taskset`; raises `EpisodeFailed` (terminal) if there is none."""
-        resources = self.tasksets.get(taskset, self.resources_server)
-        if resources is None:
-            known = ", ".join(sorted(self.tasksets)) or "none"
-            reason = f"no resources server is configured for task set {taskset[:160]!r} (known: {known})"
-            raise EpisodeFailed("admission", "unknown_taskset", reason, terminal=True)
-        return resources
+    """Bound on one call to another server; the time limit of the episode is usually reached first."""
 
 
 class EnvironmentRole:
-    """Episodes of one environment server: running ones, and restored ones that wait for their replacement's `/run`."""
+    """Episodes of one environment server: running ones, and restored ones that wait for their replacement's `/run`.
+
+    Raises `UsageError` if a server that the options name is not among the neighbours.
+    """
 
     kind: Kind = "environment"
 
@@ -80,19 +57,22 @@ class EnvironmentRole:
         self._checkpointing = checkpointing
         self._signal = Signal()
         self._floor = Floor(Gate(self._signal), self._signal.notify)
+        for needed in sorted({options.agent, *options.resources}):
+            neighbours.server(needed)
         self._timeouts = Timeouts(options.request_timeout_s, options.clean_up_timeout_s)
         self._episodes: OwnedEpisodes[EnvironmentEpisode, Restored] = OwnedEpisodes(marks, checkpointing=checkpointing)
 
     # The data plane.
 
-    async def run(self, episode: EpisodeId, task: Task) -> dict[str, Any]:
+    async def run(self, episode: EpisodeId, task: Task, resources: str | None = None) -> dict[str, Any]:
         """Run `episode` to its end and give the verifier's reply. The caller may go away; the episode goes on.
+        `resources` is given where the task set does not decide it.
 
         Raises `AdmissionClosed` (send the same again), `StaleAttempt`, `CheckpointConflict` (already running),
         `CheckpointFailed` (another task than the restored one), `EpisodeFailed`.
         """
         self._check_open()
-        resources = self.options.resources_for(task.task_id.taskset)
+        resources = resources or self.options.resources_for(task.task_id.taskset)
         task_id = {"taskset": task.task_id.taskset, "task_id": task.task_id.task_id}
         task_input = task.task_input
         content = {"responses_create_params": task_input.responses_create_params, "task_data": task_input.task_data}

@@ -144,7 +144,8 @@ class _Routes:
         row = read_row(await read_object(request, self._offload))
         resources = self._role.options.resources_for(row.taskset)
         task_id = row.named(resources).model_dump()
-        return await json_response(await self._role.run(row.episode, row.content, task_id), self._offload)
+        result = await self._role.run(row.episode, row.content, task_id, resources)
+        return await json_response(result, self._offload)
 
     def _captures_nothing(self) -> bool:
         return self._checkpointing and not self._role.captures

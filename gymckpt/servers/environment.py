@@ -84,8 +84,9 @@ class _Routes:
         if "episode_id" in body and "task" in body:
             return await json_response(await self._typed(checked(RunRequest, body)), self._offload)
         row = read_row(body)
-        resources = self._role.options.resources_for(row.taskset or "")
-        return await json_response(await self._role.run(row.episode, row.task(resources)), self._offload)
+        resources = self._role.options.resources_for(row.taskset)
+        result = await self._role.run(row.episode, row.task(resources), resources)
+        return await json_response(result, self._offload)
 
     async def _typed(self, run: RunRequest) -> dict[str, Any]:
         reply: dict[str, Any] = {

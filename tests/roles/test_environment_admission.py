@@ -145,7 +145,7 @@ def test_a_caller_that_goes_away_does_not_end_the_episode(tmp_path: Path) -> Non
 
 def test_a_task_set_without_a_server_is_a_terminal_failure(tmp_path: Path) -> None:
     async def main() -> None:
-        town = Town(tmp_path, environment={"tasksets": {"sums": "counter", "more": "other"}})
+        town = Town(tmp_path)
         body = {
             "episode_id": {"rollout_id": "x"},
             "task": {"task_id": {"taskset": "none", "task_id": "1"}, "task_input": {"responses_create_params": {}}},

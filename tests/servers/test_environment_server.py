@@ -124,3 +124,13 @@ def test_an_unknown_option_or_a_missing_one_is_named() -> None:
         environment.build("environment", {"agent": "a", "agentt": "b"}, CheckpointSettings(), neighbours)
     with pytest.raises(UsageError, match=r"agent.*model"):
         agent.build("agent", {}, CheckpointSettings(), neighbours)
+
+
+def test_a_server_that_the_deployment_does_not_have_is_named_at_once() -> None:
+    options = {"agent": "agent", "tasksets": {"sums": "counter"}}
+    with pytest.raises(UsageError, match="counter"):
+        environment.build(
+            "environment", options, CheckpointSettings(), Neighbours({"agent": ServerRef("agent", "http://a")})
+        )
+    with pytest.raises(UsageError, match="policy"):
+        agent.build("agent", {"model": "policy"}, CheckpointSettings(), Neighbours({}))
