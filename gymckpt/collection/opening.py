@@ -183,7 +183,7 @@ class Opener:
         ports = self._ports
         plan = await ports.offload.run(lambda: PlanReader(ports.fs, self.paths.plan, record.plan))
         checkpoints = CheckpointDirectory(ports.fs, ports.offload, self.paths.checkpoints)
-        found, problems = await find_candidates(checkpoints, record.run_id, salvage=self._settings.salvage)
+        found, problems = await find_candidates(checkpoints, record.run_id)
         known = (await checkpoints.open(found[0].checkpoint_id)).collection.journals if found else None
         journals = Journals(ports.fs, ports.offload, ports.clock, self.paths.journal, epoch=self.lock.epoch)
         await journals.open(known)

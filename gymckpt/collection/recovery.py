@@ -31,8 +31,13 @@ class Candidate:
     continued: tuple[EpisodeId, ...]
     participants: frozenset[ParticipantName]
     """Those that have a part in it."""
-    unusable: frozenset[EpisodeId] = frozenset()
-    """Episodes whose records are damaged, where the user asked to salvage the rest."""
+    made_of: str | None = None
+    """The damaged checkpoint that this one was salvaged from: attempts that came from that one descend from this."""
+
+    @property
+    def state_id(self) -> str:
+        """The checkpoint whose state this is."""
+        return self.made_of or self.checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +196,7 @@ def _installs(history: History, deployment: Deployment, candidate: Candidate, no
     not_exact: list[EpisodeId] = []
     for episode in sorted(candidate.continued):
         rollout = history.unfinished.get(episode.rollout_id)
-        if rollout is None or episode in candidate.unusable:
-            continue
-        if not rollout.continues(candidate.checkpoint_id, episode.attempt):
+        if rollout is None or not rollout.continues(candidate.state_id, episode.attempt):
             continue
         if exact_only and rollout.last != episode:
             not_exact.append(episode)
@@ -204,8 +207,6 @@ def _installs(history: History, deployment: Deployment, candidate: Candidate, no
             f"{len(not_exact)} rollouts start over: {describe(exact_only)} can only restore the attempt that the "
             f"checkpoint recorded, and later ones were sent since (first: {not_exact[0]})"
         )
-    if lost := len(candidate.unusable.intersection(candidate.continued)):
-        notes.append(f"{lost} rollouts start over: their records in {candidate.checkpoint_id} are damaged")
     return tuple(installs)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from gymckpt.collection import events
-from gymckpt.collection.candidates import find_candidates
+from gymckpt.collection.candidates import find_candidates, with_salvaged
 from gymckpt.collection.checkpointing import Checkpointer, CheckpointSettings
 from gymckpt.collection.dispatch import Dispatcher, Limits
 from gymckpt.collection.events import Event, Outcome
@@ -68,6 +68,10 @@ class Session:
         """Held by whoever talks to the control plane: a checkpoint, a recovery, a batch of retires."""
         self._recovering = asyncio.Event()
         self._rebooted: tuple[ParticipantRef, ...] = ()
+        self.give_up_checkpoint: Callable[[], None] = lambda: None
+        """Ends an open checkpoint at once, everything resumed: whoever takes checkpoints sets it."""
+        self.last_begun: str | None = None
+        """The id begun last, for a checkpoint or a restore."""
         self.finished = asyncio.Event()
         """Set whenever a rollout finished; whoever waits on it clears it."""
         self.files = ResultFiles(ports.fs, ports.offload, opened.paths)
@@ -127,6 +131,7 @@ class Session:
     async def begin_checkpoint(self, restore: bool = False) -> str:
         checkpoint_id = new_checkpoint_id(self.state.next_sequence())
         await self.record(events.CheckpointBegun(checkpoint_id, restore))
+        self.last_begun = checkpoint_id
         return checkpoint_id
 
     async def record(self, event: Event) -> None:
@@ -175,9 +180,10 @@ class Session:
 
     def note_rebooted(self, participants: tuple[ParticipantRef, ...]) -> None:
         """Servers were started again: what is in flight is void, and a recovery begins."""
-        if participants:
+        if participants and not self._recovering.is_set():
             self._rebooted = participants
             self._recovering.set()
+            self.give_up_checkpoint()
 
     # Events as they become durable
 
@@ -212,6 +218,11 @@ class Session:
     async def set_up(self) -> None:
         """Bring files and servers to where dispatch can begin. May be cancelled anywhere."""
         await self.files.open(self.opened.written, self.journals, self.state.opening)
+        if self.settings.salvage and self.opened.problems:
+            ports = self.ports
+            self._candidates = await with_salvaged(
+                self.opened.checkpoints, self, ports.fs, ports.offload, ports.clock, self._candidates
+            )
         if self.opened.problems and not self._candidates and not self.settings.start_over and self._has_work():
             told = "; ".join(str(problem) for problem in self.opened.problems[:3])
             raise DamagedState(

@@ -10,9 +10,9 @@ import pytest
 
 from gymckpt import coordination, crashpoints
 from gymckpt.collection import events
-from gymckpt.collection.candidates import find_candidates
+from gymckpt.collection.candidates import find_candidates, with_salvaged
 from gymckpt.collection.checkpointing import Checkpointer, CheckpointNotTaken, CheckpointSettings, CheckpointTaken
-from gymckpt.collection.events import Source
+from gymckpt.collection.events import FROM_INPUT, Source
 from gymckpt.collection.recovery_procedure import RecoverySettings, recover
 from gymckpt.errors import NotAsAsked
 from gymckpt.identity import EpisodeId
@@ -428,5 +428,37 @@ def test_the_second_checkpoint_is_incremental_and_both_bring_everything_back(tmp
         for role in servers.roles.values():
             assert role.restored == {R1.next: [0, 1, 2, 3, 4], R2.next: [0, 1]}
         run.check_open()
+
+    play(tmp_path, story)
+
+
+def damage_what_is_new(directory: Path) -> None:
+    """Zeros in place of the segment that this checkpoint added; the one it shares with an older checkpoint stays."""
+    by_links = {path.stat().st_nlink: path for path in directory.glob("segment-*")}
+    assert sorted(by_links) == [1, 2]
+    by_links[1].write_bytes(bytes(by_links[1].stat().st_size))
+
+
+def test_what_can_still_be_read_of_a_damaged_checkpoint_is_salvaged_at_the_users_wish(tmp_path: Path) -> None:
+    async def story(run: Run) -> None:
+        await run.taken()
+        await run.servers.run_episode(R1, bumps=3)
+        await run.taken()
+        newest = await run.newest()
+        damage_what_is_new(Path(newest.directory("agent", "agent")))
+        servers = run.servers
+        whole, problems = await find_candidates(run.directory, run.host.run_id)
+        assert (len(whole), len(problems)) == (1, 1)
+        found = await with_salvaged(run.directory, run.host, servers.fs, servers.offload, servers.clock, whole)
+        assert [c.made_of for c in found] == [newest.checkpoint_id, None]
+        assert found[0].continued == (R2,)
+        await servers.stop()
+        servers.start()
+        deployment = await coordination.discover(servers.servers, servers.network, TOKEN, servers.deadline())
+        recovered = await recover(
+            deployment, servers.network, TOKEN, run.host, found, RecoverySettings(), servers.clock
+        )
+        assert recovered.starts["r2"].source == Source(found[0].checkpoint_id, 0)
+        assert recovered.starts["r1"].source == FROM_INPUT
 
     play(tmp_path, story)

@@ -164,12 +164,11 @@ def test_a_checkpoint_of_a_participant_that_is_gone_is_not_restored_and_it_says_
     assert "resources tools" in plan.notes[0]
 
 
-def test_damaged_episodes_start_over_when_the_rest_is_salvaged() -> None:
-    past = history(rollout("r1", FROM_INPUT), rollout("r2", FROM_INPUT))
-    damaged = replace(candidate(C2, EpisodeId("r1"), EpisodeId("r2")), unusable=frozenset({EpisodeId("r2")}))
-    plan = plan_recovery(past, OURS, statuses(), [damaged])
-    assert plan.restored == (EpisodeId("r1", 1),)
-    assert "1 rollouts start over" in plan.notes[0]
+def test_a_checkpoint_salvaged_from_a_damaged_one_continues_what_came_from_that_one() -> None:
+    past = history(rollout("r1", FROM_INPUT, Source(C2, 0)), ids=(C1, C2, C3))
+    salvaged = replace(candidate(C3, EpisodeId("r1")), made_of=C2)
+    assert plan_recovery(past, OURS, statuses(), [salvaged]).starts["r1"].source == Source(C3, 0)
+    assert plan_recovery(past, OURS, statuses(), [candidate(C3, EpisodeId("r1"))]).starts["r1"].source == FROM_INPUT
 
 
 def test_the_whole_procedure_runs_only_if_the_newest_checkpoint_holds_a_void_episode() -> None:
