@@ -117,7 +117,7 @@ def write_temporary(fs: FileSystem, path: PurePath, data: bytes, before_fsync: s
 
 
 def name_finally(fs: FileSystem, temporary: PurePath, path: PurePath) -> None:
-    """Give a fsynced temporary file its final name. Identical content there already is fine, other is `NotAsAsked`."""
+    """Give a fsynced temporary file its final name too. Identical content there is fine, other is `NotAsAsked`."""
     with writing(path):
         try:
             fs.link(temporary, path)
@@ -130,7 +130,6 @@ def name_finally(fs: FileSystem, temporary: PurePath, path: PurePath) -> None:
                 fs.rename_exclusive(temporary, path)
             except FileExistsError:
                 _same_content(fs, temporary, path)
-    remove_quietly(fs, temporary)
 
 
 def _same_content(fs: FileSystem, temporary: PurePath, path: PurePath) -> None:
@@ -148,7 +147,11 @@ def _same_content(fs: FileSystem, temporary: PurePath, path: PurePath) -> None:
 
 def write_new(fs: FileSystem, path: PurePath, data: bytes) -> None:
     """A new durable file, whole or not at all. Identical content there already is fine; other content: `NotAsAsked`."""
-    name_finally(fs, write_temporary(fs, path, data), path)
+    temporary = write_temporary(fs, path, data)
+    try:
+        name_finally(fs, temporary, path)
+    finally:
+        remove_quietly(fs, temporary)
     sync_directory(fs, path.parent)
 
 

@@ -18,12 +18,13 @@ from gymckpt.storage.base import Base, hold, lose
 from gymckpt.storage.frames import compress
 from gymckpt.storage.index import header_line, index_line
 from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
-from gymckpt.storage.merging import choose, dissolve
+from gymckpt.storage.merging import Merged, choose, merge
 from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
 from gymckpt.storage.records import ExportedRecord
 from gymckpt.storage.segments import FrameSource, LineBuffer, Spool
 
 SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
+MERGED_BEFORE_LINK = declare("commit.merged.before_link", "a merged segment is durable under its temporary name")
 INDEX_BEFORE_LINK = declare("commit.index.before_link", "the index is durable under its temporary name")
 MANIFEST_BEFORE_LINK = declare("commit.manifest.before_link", "everything but the manifest's name is there")
 MANIFEST_AFTER_LINK = declare("commit.manifest.after_link", "the manifest has its name, its directory is not fsynced")
@@ -86,7 +87,8 @@ class ParticipantWriter:
         self._spool = Spool(fs, directory, compression_level)
         self._writing: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[Written] | None = None
-        self._merged = False
+        self._merged: Merged | None = None
+        self._merged_named = False
         self._segment: Segment | None = None
         self._segment_named = False
         self._final: tuple[tuple[Segment, ...], dict[EpisodeId, Chain]] | None = None
@@ -192,8 +194,6 @@ class ParticipantWriter:
     def _name(self, temporary: PurePath, path: PurePath) -> None:
         """Give a file its final name, unless `stop` was called."""
         with self._gate:
-            if self._stopped:
-                durable.remove_quietly(self._fs, temporary)
             self._check()
             durable.name_finally(self._fs, temporary, path)
 
@@ -217,14 +217,13 @@ class ParticipantWriter:
         self._check()
         self._spool.flush()
         self._spool_queue()
-        if not self._merged:
-            self._merge()
-            self._merged = True
+        self._merge()
         if self._spool.frames and self._segment is None:
             self._segment = self._spool.finish()
         if self._segment is not None and not self._segment_named:
             self._step(SEGMENT_BEFORE_LINK, self._spool.path, self._directory / self._segment.file)
             self._segment_named = True
+            durable.remove_quietly(self._fs, self._spool.path)
         if self._final is None:
             self._final = self._renumber()
         segments, chains = self._final
@@ -286,22 +285,31 @@ class ParticipantWriter:
         return b"".join(frames), sizes
 
     def _merge(self) -> None:
-        live = dict.fromkeys(range(len(self._old)), 0)
-        for entry in self._entries.values():
-            for part in entry.chain.parts:
-                if part.segment in live:
+        """Make one of some old segments, if there are too many or too much of one is dead."""
+        if self._merged is None:
+            live = [0] * (len(self._old) + 1)
+            for entry in self._entries.values():
+                for part in entry.chain.parts:
                     live[part.segment] += part.length
-        chosen = choose(live, [segment.fact.raw_bytes for segment in self._old])
-        if chosen:
-            source = FrameSource(
-                self._fs, self._directory, self._old, self._max_record_bytes + durable.SMALL_FILE_BYTES
+            run = choose(live[:-1], [segment.fact.raw_bytes for segment in self._old])
+            if not run:
+                return
+            limit = self._max_record_bytes + durable.SMALL_FILE_BYTES
+            source = FrameSource(self._fs, self._directory, self._old, limit)
+            chains = {episode: entry.chain for episode, entry in self._entries.items()}
+            self._merged = merge(
+                self._fs,
+                self._directory,
+                self._level,
+                chains,
+                run,
+                len(self._old) + 1,
+                lambda address: self._read(source, address),
             )
-            for episode, entry in self._entries.items():
-                if any(part.segment in chosen for part in entry.chain.parts):
-                    entry.chain = dissolve(entry.chain, episode, chosen, lambda at: self._read(source, at), self._move)
-        self._buffer.seal()
-        self._queue.extend(self._buffer.take_ready())
-        self._spool_queue()
+        if not self._merged_named:
+            self._step(MERGED_BEFORE_LINK, self._merged.temporary, self._directory / self._merged.segment.file)
+            durable.remove_quietly(self._fs, self._merged.temporary)
+            self._merged_named = True
 
     def _read(self, source: FrameSource, address: Address) -> bytes:
         try:
@@ -311,32 +319,30 @@ class ParticipantWriter:
                 lose(self._base, self._old[address.segment].file, error)
             raise
 
-    def _move(self, line: bytes) -> Address:
-        address = self._buffer.put(line)
-        self._queue.extend(self._buffer.take_ready())
-        self._spool_queue()
-        return address
-
     def _renumber(self) -> tuple[tuple[Segment, ...], dict[EpisodeId, Chain]]:
-        """The segments that are alive, and every address in terms of them; the other files go."""
-        used = {part.segment for entry in self._entries.values() for part in entry.chain.parts}
-        numbers: dict[int, int] = {}
-        segments: list[Segment] = []
-        for old, segment in enumerate((*self._old, *([self._segment] if self._segment else []))):
-            if old in used:
-                numbers[old] = len(segments)
-                segments.append(segment)
-            elif self._base and self._base.directory != self._directory and self._is_only_old(segment):
+        """The segments that are alive, oldest first, and every address in terms of them; the other files go."""
+        moved = self._merged.chains if self._merged else {}
+        chains = {episode: moved.get(episode, entry.chain) for episode, entry in self._entries.items()}
+        used = {part.segment for chain in chains.values() for part in chain.parts}
+        ordered = dict(enumerate(self._old))
+        if self._merged:
+            for old in self._merged.run:
+                del ordered[old]
+            ordered[len(self._old) + 1] = self._merged.segment
+        if self._segment:
+            ordered[len(self._old)] = self._segment
+        by_age = sorted(ordered, key=lambda n: self._merged.run.start if self._merged and n > len(self._old) else n)
+        alive = [number for number in by_age if number in used]
+        segments = tuple(ordered[number] for number in alive)
+        numbers = {number: place for place, number in enumerate(alive)}
+        kept = {segment.file for segment in segments}
+        for segment in self._old if self._base and self._base.directory != self._directory else ():
+            if segment.file not in kept:
                 durable.remove_quietly(self._fs, self._directory / segment.file)
-        chains = {}
-        for episode, entry in self._entries.items():
-            parts = tuple(part._replace(segment=numbers[part.segment]) for part in entry.chain.parts)
-            chains[episode] = replace(entry.chain, parts=parts)
-        return tuple(segments), chains
-
-    def _is_only_old(self, segment: Segment) -> bool:
-        """Whether it is of the base alone: one that was lost and written again has the same bytes, so the same name."""
-        return segment in self._old and (self._segment is None or segment.file != self._segment.file)
+        for episode, chain in chains.items():
+            parts = tuple(part._replace(segment=numbers[part.segment]) for part in chain.parts)
+            chains[episode] = replace(chain, parts=parts)
+        return segments, chains
 
 
 def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:
