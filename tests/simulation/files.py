@@ -119,8 +119,15 @@ class MemoryFileSystem:
         parent.change({name: _File(self._inode(), symlink=True)})
         parent.durable = dict(parent.names)
 
-    def tree(self) -> dict[str, bytes]:
-        """Every file by its path."""
+    def find(self, path: PurePath) -> bytes | None:
+        """What a file holds; None if there is none. No operation of any process."""
+        node: _Node | None = self._root
+        for name in path.parts[1:]:
+            node = node.names.get(name) if isinstance(node, _Directory) else None
+        return bytes(node.data) if isinstance(node, _File) else None
+
+    def tree(self, below: PurePath = PurePath("/")) -> dict[str, bytes]:
+        """Every file below a directory by its path."""
         found: dict[str, bytes] = {}
 
         def walk(directory: _Directory, path: PurePath) -> None:
@@ -130,7 +137,11 @@ class MemoryFileSystem:
                 else:
                     found[str(path / name)] = bytes(node.data)
 
-        walk(self._root, PurePath("/"))
+        start: _Node | None = self._root
+        for name in below.parts[1:]:
+            start = start.names.get(name) if isinstance(start, _Directory) else None
+        if isinstance(start, _Directory):
+            walk(start, below)
         return found
 
     @property

@@ -136,7 +136,7 @@ class MemoryNetwork:
         cookies: dict[str, str],
     ) -> Reply:
         gone = asyncio.Event()
-        task = asyncio.create_task(_ask(host.app, method, path, content, headers, cookies, gone))
+        task = asyncio.create_task(ask_app(host.app, method, path, content, headers, cookies, gone))
         host.running.add(task)
         task.add_done_callback(host.running.discard)
         try:
@@ -150,7 +150,7 @@ class MemoryNetwork:
         return task.result()
 
 
-async def _ask(
+async def ask_app(
     app: AsgiApp,
     method: str,
     path: str,
@@ -159,6 +159,7 @@ async def _ask(
     cookies: dict[str, str],
     gone: asyncio.Event,
 ) -> Reply:
+    """One request to an app, in the form in which servers give it; `gone` tells it that the caller has left."""
     url = urlsplit(path)
     sent = {"host": "memory", "content-length": str(len(content)), "content-type": "application/json", **headers}
     if cookies:
