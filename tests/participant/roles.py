@@ -20,7 +20,7 @@ class CounterRole:
     """
 
     def __init__(self, kind: Kind = "environment", instance: str = "counter") -> None:
-        self._kind = kind
+        self._kind: Kind = kind
         self._instance = instance
         self._marks = Marks()
         self.gate = Gate()

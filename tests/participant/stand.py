@@ -14,6 +14,7 @@ from gymckpt.participant.participant import Participant
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
+from gymckpt.storage.reader import ParticipantReader
 from gymckpt.wire.control import (
     CommitReply,
     CommitRequest,
@@ -169,3 +170,27 @@ async def soon() -> None:
     """Let everything that is ready take some steps; no time passes."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def written(stand: Stand, checkpoint_id: str) -> dict[str, list[int]]:
+    """Capture key -> history, as a reader finds it."""
+    role = stand.role
+    directory = Path(stand.directory(checkpoint_id)) / "gym" / role.kind / role.instance
+    reader = ParticipantReader(
+        LocalFileSystem(),
+        InlineOffload(),
+        directory,
+        kind=role.kind,
+        instance=role.instance,
+        max_record_bytes=1 << 20,
+    )
+    await reader.open()
+    assert await reader.verify() == []
+    return {stored.episode.capture_key: stored.record["history"] async for stored in reader.records(None)}
+
+
+async def stored(root: Path, *episodes: EpisodeId) -> None:
+    """Checkpoint X with `episodes`, each bumped twice."""
+    stand = Stand(root)
+    await started(stand, *episodes)
+    await stand.checkpoint(X)

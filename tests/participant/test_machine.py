@@ -29,6 +29,10 @@ WHICH = st.sampled_from(["active", "active", "active", "active", "new", "old"])
 """`active` where something is, else a new id."""
 
 
+def named_by(episodes: list[EpisodeId]) -> dict[str, EpisodeId]:
+    return {episode.rollout_id: episode for episode in episodes}
+
+
 class WatchedRole(HeldInstallRole):
     """Remembers what its last complete export held; whether one is under way."""
 
@@ -259,6 +263,52 @@ class OneParticipant(RuleBasedStateMachine):
             assert reply is None or reply.forgotten or not any(e.rollout_id == rollout for e in self.retired)
             self.retired = {episode for episode in self.retired if episode.rollout_id != rollout}
 
+    # The way things are meant to go
+
+    @rule(stop=st.booleans(), resumed=st.booleans())
+    def take_a_checkpoint(self, stop: bool, resumed: bool) -> None:
+        self.heal()
+        if self.participant._state.active is not None:
+            self.resume("active", 40.0)
+        self.run(asyncio.sleep(61))
+        checkpoint_id = self.checkpoint_id("new")
+        done = len(self.role.complete)
+        assert self.run(self.stand.prepare(checkpoint_id)).phase == "prepared"
+        reply = self.run(self.stand.commit(checkpoint_id, None, stop=stop))
+        assert len(self.role.complete) == done + 1
+        self.check_commit(checkpoint_id, None, reply)
+        if resumed:
+            self.resume("active", 40.0)
+            assert self.role.suspended == set()
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.stored)
+    def recover(self, data: st.DataObject) -> None:
+        self.heal()
+        if self.participant._state.active is not None:
+            self.resume("active", 40.0)
+        source = data.draw(st.sampled_from(sorted(self.stored)))
+        named = [EpisodeId(rollout, attempt) for rollout, attempt in self.attempts.items() if attempt >= 0]
+        checkpoint_id = self.checkpoint_id("new")
+        if named:
+            self.run(self.stand.retire(checkpoint_id, *named))
+            self.retired |= {EpisodeId(e.rollout_id, n) for e in named for n in range(e.attempt + 1)}
+        reply = self.run(self.stand.restore(checkpoint_id, source, named))
+        newest: dict[str, EpisodeId] = {}
+        for episode in sorted(map(EpisodeId.parse, self.stored[source])):
+            newest[episode.rollout_id] = episode
+        assert sorted(reply.restored) == sorted(named_by(named)[rollout].next.capture_key for rollout in newest)
+        for rollout, episode in newest.items():
+            now = named_by(named)[rollout].next
+            assert self.role.restored[now] == self.stored[source][episode.capture_key]
+            self.attempts[rollout] = now.attempt
+
+    def heal(self) -> None:
+        self.fs.failing = False
+        self.offload.let_go()
+        self.role.let_go.set()
+        self.run(asyncio.sleep(1))
+
     def call_held(self, operation: Coroutine[Any, Any, T]) -> T | ControlError | None:
         """As `call`; None where stalled threads hold the call itself at a crash point."""
         try:
@@ -292,14 +342,13 @@ class OneParticipant(RuleBasedStateMachine):
 
     @rule()
     def a_dead_controller_freezes_nobody(self) -> None:
-        self.offload.let_go()
-        self.role.let_go.set()
+        self.heal()
         self.run(asyncio.sleep(3600 + GRACE_S + 1))
         assert self.stand.is_open()
         assert self.participant._state.active is None
 
 
 OneParticipant.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=tuple(HealthCheck)
 )
 test_one_participant_keeps_its_rules = OneParticipant.TestCase
