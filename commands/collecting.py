@@ -59,6 +59,8 @@ def carry_out(job: Job) -> int:
         summary = asyncio.run(_collect(job, told))
     if not job.as_json:
         print("\n".join(summary_lines(summary, told.mean_reward)), flush=True)
+    elif summary.resume_command is not None:
+        note(f"go on with: {summary.resume_command}")
     return summary.exit_code
 
 

@@ -1,10 +1,14 @@
 """A terminal for tests: the installed command, as a user runs it."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from commands import app
 
 GYMCKPT = [sys.executable, "-P", "-m", "gymckpt.commands"]
 
@@ -29,3 +33,16 @@ def gymckpt(
         timeout=100,
         check=False,
     )
+
+
+def inline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for verbs that only read: a third of a second saved each time."""
+    out, err = io.BytesIO(), io.BytesIO()
+    with (
+        contextlib.redirect_stdout(io.TextIOWrapper(out, "utf-8", write_through=True)) as stdout,
+        contextlib.redirect_stderr(io.TextIOWrapper(err, "utf-8", write_through=True)) as stderr,
+    ):
+        status = app.run(list(arguments))
+        stdout.flush()
+        stderr.flush()
+        return subprocess.CompletedProcess(arguments, status, out.getvalue().decode(), err.getvalue().decode())

@@ -9,7 +9,7 @@ import pytest
 from commands import app, flags
 from gymckpt import errors
 from gymckpt.collection.settings import CollectSettings, Sampling
-from tests.cli.terminal import gymckpt
+from tests.cli.terminal import inline
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
@@ -52,7 +52,7 @@ def test_every_verb_that_a_document_names_exists(document: Path) -> None:
 def _known_flags() -> set[str]:
     known = {flags.flag(name) for name in (*CollectSettings.model_fields, *Sampling.model_fields)}
     for verb in VERBS - {"collect", "restore", "config"}:
-        known |= set(re.findall(r"--[a-z][a-z-]+", gymckpt(verb, "--help", env={"COLUMNS": "200"}).stdout))
+        known |= set(re.findall(r"--[a-z][a-z-]+", inline(verb, "--help").stdout))
     return known | {"--help", "--version", "--debug", "--json", "--origin"}
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from commands.schemas import SCHEMAS
-from tests.cli.terminal import gymckpt
+from tests.cli.terminal import inline
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -19,8 +19,8 @@ def test_the_published_schemas_are_those_of_the_models() -> None:
 
 
 def test_every_schema_can_be_printed_and_is_json() -> None:
-    listed = gymckpt("schema").stdout.split()
+    listed = inline("schema").stdout.split()
     assert listed == sorted(SCHEMAS)
-    schema = json.loads(gymckpt("schema", "inspect").stdout)
+    schema = json.loads(inline("schema", "inspect").stdout)
     assert schema == json.loads((CHECKOUT / "schemas" / "inspect.json").read_text())
     assert "checkpoints" in schema["properties"]
