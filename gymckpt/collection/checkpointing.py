@@ -4,9 +4,7 @@ Whatever happens, every participant is resumed, what is published is whole, and 
 """
 
 import asyncio
-import errno
 import logging
-import os
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,9 +17,10 @@ from gymckpt.collection.blockers import BlockerMemory
 from gymckpt.collection.committed import read_committed
 from gymckpt.collection.host import CheckpointHost
 from gymckpt.collection.leases import renewing
+from gymckpt.collection.unpublished import Unpublished
 from gymckpt.coordination import NO_PATH_MAP, Cut, Deployment, ParticipantName, ParticipantRef, PathMap, Prepared
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import DamagedState, GymckptError, NoSpace, NotAsAsked, ServerError
+from gymckpt.errors import GymckptError, NotAsAsked, ServerError
 from gymckpt.identity import EpisodeId, checkpoint_sequence
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, PublishedCheckpoint, Restarted
@@ -126,7 +125,7 @@ class Checkpointer:
         self._fs = fs
         self._offload = offload
         self._blockers = BlockerMemory()
-        self._unpublished: str | None = None
+        self._unpublished = Unpublished(directory)
         self._unresumed: set[str] = set()
         self._busy = asyncio.Lock()
 
@@ -184,26 +183,35 @@ class Checkpointer:
         limit = self._limit(self._settings.commit_timeout_s, opened)
         replies = await self._commit(opened, frozenset(owners), stop, limit)
         crash_point(COMMIT_DONE)
-        async with renewing(
-            self.deployment,
-            self._transport,
-            self._token,
-            opened.checkpoint_id,
-            self._limit(self._settings.control_timeout_s, opened).remaining_s,
-            self._clock,
-        ):
-            directory = self._directory.path(opened.checkpoint_id)
-            committed = await read_committed(self.deployment, replies, directory, self._fs, self._offload)
-            replied = await self._wait_replies(coordination.ended_at_cut(owners, committed), limit)
-            opened.cut = coordination.check_cut(owners=owners, committed=committed, restarts=restarts, replied=replied)
-            if rebooted := await self._rebooted(opened):
-                raise ServerError(f"started again since it was found: {coordination.describe(rebooted)}")
-            await self._host.check_epoch()
-            crash_point(PUBLISH_BEFORE)
-            opened.published = await self._directory.publish(
-                opened.checkpoint_id, self._collection(opened, name), expected=self.deployment.names
-            )
-            crash_point(PUBLISH_AFTER)
+        boots = asyncio.create_task(self._rebooted(opened))
+        try:
+            async with renewing(
+                self.deployment,
+                self._transport,
+                self._token,
+                opened.checkpoint_id,
+                self._limit(self._settings.control_timeout_s, opened).remaining_s,
+                self._clock,
+            ):
+                directory = self._directory.path(opened.checkpoint_id)
+                committed = await read_committed(self.deployment, replies, directory, self._fs, self._offload)
+                replied = await self._wait_replies(coordination.ended_at_cut(owners, committed), limit)
+                opened.cut = coordination.check_cut(
+                    owners=owners, committed=committed, restarts=restarts, replied=replied
+                )
+                if rebooted := await boots:
+                    raise ServerError(f"started again since it was found: {coordination.describe(rebooted)}")
+                await self._publish(opened, name)
+        finally:
+            boots.cancel()
+
+    async def _publish(self, opened: _Opened, name: str | None) -> None:
+        await self._host.check_epoch()
+        crash_point(PUBLISH_BEFORE)
+        opened.published = await self._directory.publish(
+            opened.checkpoint_id, self._collection(opened, name), expected=self.deployment.names
+        )
+        crash_point(PUBLISH_AFTER)
 
     def _limit(self, seconds: float, opened: _Opened) -> Deadline:
         after = Deadline.after(self._clock, seconds)
@@ -316,8 +324,7 @@ class Checkpointer:
                 commit_s=taken.commit_s,
             )
         )
-        if self._unpublished is not None:
-            await self._discard(self._unpublished)
+        await self._unpublished.clear()
         return taken
 
     async def _missed(self, opened: _Opened, prepared: Prepared) -> CheckpointNotTaken:
@@ -328,36 +335,8 @@ class Checkpointer:
     async def _failed(self, opened: _Opened, failure: GymckptError | OSError) -> CheckpointNotTaken:
         reason = failure.detail if isinstance(failure, GymckptError) else str(failure)
         await self._host.record(events.CheckpointFailed(opened.checkpoint_id, reason))
-        if self._unpublished is not None:
-            await self._discard(self._unpublished)
-        # One is kept: a participant that wrote its part adds its next one to it.
-        self._unpublished = opened.checkpoint_id
-        if _space_ran_out(failure):
-            await self._discard(opened.checkpoint_id)
+        await self._unpublished.failed(opened.checkpoint_id, failure)
         return CheckpointNotTaken(opened.checkpoint_id, reason, rebooted=await self._rebooted(opened))
-
-    async def _discard(self, checkpoint_id: str) -> None:
-        """Remove a directory that was never published. One that cannot be removed is left: it is rubbish anyway."""
-        self._unpublished = None
-        try:
-            if not await self._was_published(checkpoint_id):
-                await self._directory.discard(checkpoint_id)
-        except (GymckptError, OSError) as error:
-            logger.warning("cannot remove the unpublished %s: %s", checkpoint_id, error)
-
-    async def _was_published(self, checkpoint_id: str) -> bool:
-        """A publish can fail after its last file got its name: then it may count, and is left alone."""
-        try:
-            await self._directory.open(checkpoint_id)
-        except DamagedState:
-            return False
-        return True
-
-
-def _space_ran_out(failure: GymckptError | OSError) -> bool:
-    # A participant tells of it in words only: its refusal has one code for every trouble with files.
-    full = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
-    return isinstance(failure, NoSpace) or any(words in str(failure) for words in full)
 
 
 def _pass_even_failing(point: str) -> None:
