@@ -6,12 +6,13 @@ because its earlier tokens may be cached there; which one is a function of the r
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymckpt.errors import DeadlinePassed, NotSent, ServerError
+from gymckpt.errors import NotSent, ServerError
 from gymckpt.ports import Clock, Deadline, Reply, ServerRef, Transport
 from gymckpt.wire.responses import Route
 
@@ -113,7 +114,11 @@ class Backends:
         """Ask each of several backends now and then whether it is alive; runs until cancelled."""
         while len(self.all) > 1:
             await self._clock.sleep_until(self._clock.monotonic() + self.settings.health_interval_s)
-            await asyncio.gather(*(self._check(backend) for backend in self.all))
+            await self.check()
+
+    async def check(self) -> None:
+        """Ask each backend once; one that does not answer in time gets no calls until it has answered again."""
+        await asyncio.gather(*(self._check(backend) for backend in self.all))
 
     async def _send(
         self,
@@ -139,7 +144,8 @@ class Backends:
                     continue
             if patience.passed:
                 raise NotSent(f"no backend can be reached: {', '.join(b.server.url for b in self.all)}")
-            await self._clock.sleep_until(min(patience.at_s, min(b.down_until_s for b in self.all)))
+            soon_s = self._clock.monotonic() + LONGEST_PAUSE_S
+            await self._clock.sleep_until(min(patience.at_s, soon_s, *(b.down_until_s for b in self.all)))
 
     async def _exchange(
         self, backend: Backend, route: Route, body: dict[str, Any], headers: dict[str, str], deadline: Deadline
@@ -159,10 +165,8 @@ class Backends:
                 backend.server, "GET", "/v1/models", deadline=deadline, headers=self._headers(None)
             )
             backend.answered()
-        except (NotSent, DeadlinePassed, ServerError):
-            # Until the next check has had time to say otherwise.
-            wait_s = self.settings.health_interval_s + 2 * HEALTH_TIMEOUT_S
-            backend.down_until_s = self._clock.monotonic() + wait_s
+        except ServerError:
+            backend.down_until_s = math.inf
 
     def _headers(self, more: Mapping[str, str] | None) -> dict[str, str]:
         key = self.settings.api_key

@@ -84,6 +84,8 @@ class Serving:
         try:
             return await call.task
         except asyncio.CancelledError:
+            if call.stage == "sending" and call.task.done() and not call.task.cancelled():
+                call.task.result().sent()  # the caller went away between the answer and its taking
             current = asyncio.current_task()
             if call.retired and not (current is not None and current.cancelling()):
                 raise StaleAttempt(f"episode {episode} was retired while its call was under way") from None

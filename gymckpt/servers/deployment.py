@@ -98,8 +98,13 @@ class ServerConfig(Settings):
         return self.kind in KINDS and self.checkpoint.enabled
 
     def checkpoint_settings(self, token: SecretStr | None) -> CheckpointSettings:
-        """The settings of the running server; raises `UsageError` when a participant is to run without a token."""
-        return self.checkpoint.settings(token) if self.participates else CheckpointSettings()
+        """The settings of the running server; raises `UsageError` when a participant is to run without a token.
+
+        A worker takes no part, but serves generation cuts to whoever has the token.
+        """
+        if self.participates or (self.kind == "worker" and token is not None):
+            return self.checkpoint.settings(token)
+        return CheckpointSettings()
 
 
 class Deployment(Settings):

@@ -63,13 +63,22 @@ class HeldWorker:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.healthy = asyncio.Event()
+        self.healthy.set()
+        self.checked = asyncio.Event()
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
         self.arrived = asyncio.Condition()
         self.app = FastAPI()
         self.app.add_api_route("/v1/responses", self._answer, methods=["POST"], response_model=None)
+        self.app.add_api_route("/v1/models", self._models, methods=["GET"], response_model=None)
         self.app.add_api_route("/v1/chat/completions", self._answer_chat, methods=["POST"], response_model=None)
+
+    async def _models(self) -> JSONResponse:
+        self.checked.set()
+        await self.healthy.wait()
+        return JSONResponse({"data": []})
 
     async def wait_for_calls(self, count: int) -> None:
         """Return once that many calls have arrived since the beginning."""

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from gymckpt.errors import UsageError
+from gymckpt.ports import SystemClock
+from gymckpt.roles import model_backends
+from gymckpt.roles.model_backends import Backends, BackendSettings, backend
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.model import build
 from gymckpt.settings import CheckpointSettings
-from tests.servers.policy import HeldWorker, policy
+from tests.servers.policy import AppTransport, HeldWorker, policy
 
 DISABLED = CheckpointSettings()
 
@@ -133,3 +136,44 @@ def test_options_that_make_no_sense_are_refused_by_name(monkeypatch: pytest.Monk
     ):
         with pytest.raises(UsageError):
             build("policy_model", options, DISABLED, Neighbours({}))
+
+
+def test_a_backend_that_hangs_gets_no_calls_until_it_answers_its_health_check_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_backends, "HEALTH_TIMEOUT_S", 0.05)
+
+    async def run() -> None:
+        sick, well = HeldWorker(), HeldWorker()
+        transport = AppTransport({"http://sick": sick.app, "http://well": well.app})
+        asked = [backend("sick", "http://sick"), backend("well", "http://well/v1/")]
+        backends = Backends(asked, transport, SystemClock(), BackendSettings())
+
+        async def ask_all() -> None:
+            body = {"input": "x"}
+            await asyncio.gather(*(backends.call("/v1/responses", body, rollout_id=f"r-{n}") for n in range(20)))
+
+        sick.healthy.clear()
+        await backends.check()
+        await ask_all()
+        assert (len(sick.seen), len(well.seen)) == (0, 20)
+        sick.healthy.set()
+        await backends.check()
+        await ask_all()
+        assert sick.seen
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_goes_away_stops_its_call_and_blocks_no_checkpoint(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with policy(tmp_path) as server:
+            server.worker.gate.clear()
+            gone = server.asking("r-1", "x")
+            await server.worker.wait_for_calls(1)
+            gone.cancel()
+            await asyncio.wait([gone])
+            assert server.worker.cancelled == 1
+            await server.checkpoint("ckpt-000001-00000000", "r-1")
+
+    asyncio.run(run())
