@@ -26,6 +26,11 @@ class Ticker:
         self.cadence = Cadence(session.settings.checkpoint_every, self._clock.monotonic())
         self._taking: asyncio.Task[CheckpointTaken | CheckpointNotTaken] | None = None
         self._warned = False
+        session.give_up_checkpoint = self._give_up
+
+    def _give_up(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
 
     async def serve(self) -> None:
         """Take checkpoints until cancelled. Raises what stops the run: errors of the journal, the lost lock, and
@@ -35,8 +40,8 @@ class Ticker:
             requests = await self._requests()
             due = self.cadence.due(self._clock.monotonic(), self._session.tally.finished_here)
             asked = self._wishes.checkpoint.is_set()
-            if not (due or asked or requests):
-                continue
+            if not (due or asked or requests) or not self._session.dispatcher.gate.is_open:
+                continue  # while a server is gone, or a recovery is under way, none could be taken
             self._wishes.checkpoint.clear()
             begun_s = self._clock.monotonic()
             if requests or asked or self._session.in_flight() or self._session.restored_unsent():
@@ -90,15 +95,23 @@ class Ticker:
     ) -> CheckpointTaken | CheckpointNotTaken:
         """One checkpoint, and everything that follows from it."""
         session = self._session
+        session.last_begun = None
         async with session.control:
             with session.dispatcher.servers_closed("a checkpoint is open"):
-                self._taking = asyncio.create_task(session.checkpointer.take(stop=stop, name=name, deadline=deadline))
+                taking = asyncio.create_task(session.checkpointer.take(stop=stop, name=name, deadline=deadline))
+                self._taking = taking
                 try:
-                    result = await self._taking
+                    await asyncio.wait([taking])
                 finally:
-                    self._taking.cancel()
-                    await asyncio.wait([self._taking])
                     self._taking = None
+                    taking.cancel()
+                    await asyncio.wait([taking])
+        if taking.cancelled():
+            result: CheckpointTaken | CheckpointNotTaken = CheckpointNotTaken(
+                session.last_begun, "given up: a server was started again"
+            )
+        else:
+            result = taking.result()
         if isinstance(result, CheckpointTaken):
             await self._taken(result)
         else:
@@ -134,8 +147,9 @@ class Ticker:
                 session.emit({"event": "note", "text": f"no checkpoints: {result.reason}"})
             self._warned = True
             return
-        event = {"event": "checkpoint_failed", "checkpoint_id": result.checkpoint_id, "reason": result.reason}
-        session.emit(event)
+        if result.checkpoint_id is not None:
+            event = {"event": "checkpoint_failed", "checkpoint_id": result.checkpoint_id, "reason": result.reason}
+            session.emit(event)
         session.note_rebooted(result.rebooted)
         if result.retire is not None:
             session.dispatcher.abandon(result.retire, "it alone kept checkpoints from being taken")
