@@ -34,8 +34,6 @@ async def restore(state: State, retiring: Retiring, request: RestoreRequest) -> 
     while True:
         active, deadline = state.enter(request)
         if active is None:
-            if state.phase != "idle":
-                raise InvalidPhase(f"restore needs phase idle; this participant is {state.phase}")
             _check_empty(state, retiring)
             active = state.begin(request.checkpoint_id, deadline)
             active.restore = Restore(arguments, deadline.at_s)

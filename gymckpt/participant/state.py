@@ -178,7 +178,7 @@ class State:
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.events.emit("failed", level=logging.WARNING, error=f"{type(error).__name__}: {error}"[:1000])
+            self.events.emit("task_failed", level=logging.WARNING, error=f"{type(error).__name__}: {error}"[:1000])
 
     async def stop_tasks(self) -> None:
         """Cancel everything that runs on its own; for the end of the process."""
