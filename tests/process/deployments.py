@@ -11,8 +11,6 @@ import yaml
 from tests.process.processes import GYMCKPT, CommandLine, run
 
 TOKEN = {"GYMCKPT_CONTROL_TOKEN": "a-token-of-this-test-alone"}
-MIN_EPISODES = 8
-MIN_BOUNDARY = 2
 
 
 def bundled(**overrides: dict[str, Any]) -> dict[str, Any]:
@@ -120,16 +118,6 @@ class Site:
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-
-
-def far_enough(inspected: dict[str, Any]) -> bool:
-    """Whether the newest checkpoint lists enough episodes past their first boundaries to prove something by a kill."""
-    past = [
-        episode
-        for episode in inspected["episodes"]
-        if episode["restart"] is None and episode["boundary"] and episode["boundary"]["number"] >= MIN_BOUNDARY
-    ]
-    return len(past) >= MIN_EPISODES
 
 
 def addresses(servers: CommandLine) -> list[str]:

@@ -20,6 +20,12 @@ Episode: TypeAlias = tuple[str, int]
 """(rollout_id, attempt)."""
 
 
+MIN_EPISODES = 8
+MIN_BOUNDARY = 2
+FIRST_CALL = {"policy_model": 0, "workbench": 1}
+"""How each server numbers its first audited call."""
+
+
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
     """The JSON object in each whole line, whatever stands around it (sequence numbers, checksums)."""
     for line in data.split(b"\n")[:-1]:
@@ -101,6 +107,12 @@ class History:
     audits: dict[str, Path]
     checkpoints: dict[str, dict[Episode, Position]] = field(default_factory=dict)
 
+    def far_enough(self) -> bool:
+        """Whether a published checkpoint lists enough episodes past their first boundaries to prove something."""
+        self.observe()
+        newest = self.checkpoints[max(self.checkpoints)] if self.checkpoints else {}
+        return sum(position.boundary >= MIN_BOUNDARY for position in newest.values()) >= MIN_EPISODES
+
     def observe(self) -> None:
         """Remember every published checkpoint that stands now."""
         for checkpoint in (self.run_directory / "checkpoints").glob("ckpt-*"):
@@ -112,9 +124,12 @@ class History:
         found: list[dict[str, Any]] = []
         for path in sorted((self.run_directory / "journal").glob(f"{name}-*"), key=_numbers):
             if path.suffix == ".zst":
-                found.extend(json_lines(decompressed(path)))
-            elif path.suffix == ".jsonl":
-                found.extend(json_lines(path.read_bytes()))
+                lines = json_lines(decompressed(path))
+            elif path.suffix == ".jsonl" and ".index" not in path.suffixes:
+                lines = json_lines(path.read_bytes())
+            else:
+                continue
+            found.extend(line["event"] for line in lines if "event" in line)
         return found
 
     def sources(self) -> dict[Episode, tuple[str, int] | None]:
@@ -146,7 +161,7 @@ class History:
             limit = None
             while True:
                 made = calls.get((rollout, attempt), [])
-                found[key] += len([call for call in made if limit is None or call <= limit])
+                found[key] += len([call for call in made if limit is None or call < limit + FIRST_CALL[server]])
                 source = sources[rollout, attempt]
                 if source is None:
                     break
@@ -158,9 +173,7 @@ class History:
 
     def check(self) -> int:
         """Assert every promise that these files can prove; gives the number of restored attempts."""
-        outcomes = Counter(
-            event["rollout_id"] for event in self.journal("outcomes") if event["event"] == "outcome" and event["final"]
-        )
+        outcomes = Counter(event["rollout_id"] for event in self.journal("outcomes") if event.get("final", True))
         assert not [rollout for rollout, count in outcomes.items() if count > 1], "a rollout has two outcomes"
         sources = self.sources()
         restored = 0
@@ -183,7 +196,9 @@ class History:
             if server not in self.audits or done is None:
                 continue
             made = self.calls(server).get(episode, [])
-            assert not made or made[0] == done + 1, f"{episode} began with {server} call {made[0]}, {done} were done"
+            assert not made or made[0] == done + FIRST_CALL[server], (
+                f"{episode}: {server} call {made[0]} after {done}"
+            )
             assert made == sorted(set(made)), f"{episode} repeated a {server} call: {made}"
 
 

@@ -104,6 +104,26 @@ class CommandLine:
         self.wait_until(reached)
         return found[0]
 
+    def wait_checkpoint(self, good: Callable[[], bool]) -> bool:
+        """Ask `good` after every published checkpoint until it says yes; False if the run was done before."""
+        asked = 0
+
+        def reached() -> bool:
+            nonlocal asked
+            published = sum(event["event"] == "checkpoint" for event in self.events)
+            if published > asked:
+                asked = published
+                return good()
+            return self.done
+
+        self.wait_until(reached)
+        return not self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether it printed its last event."""
+        return bool(self.events) and self.events[-1]["event"] == "done"
+
     def finish(self, timeout_s: float = 150.0) -> int:
         """Read to the end and give the exit code."""
         deadline = time.monotonic() + timeout_s

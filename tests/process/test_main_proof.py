@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.deployments import Site, far_enough
+from tests.process.deployments import Site
 from tests.process.history import History, outcomes
 from tests.process.processes import CommandLine
 
@@ -55,16 +55,10 @@ def kill_when_far_enough(command: CommandLine, site: Site, history: History, mom
     """Kill everything some calls after a checkpoint that proves something; False if the run ended before."""
     audit = site.audit("workbench")
 
-    def published_enough() -> bool:
-        return any(event["event"] == "done" for event in command.events) or (
-            any(event["event"] == "checkpoint" for event in command.events) and far_enough(site.inspect())
-        )
-
-    command.wait_until(published_enough)
-    if any(event["event"] == "done" for event in command.events):
+    if not command.wait_checkpoint(history.far_enough):
         return False
     size = audit.stat().st_size + moment.randrange(4000)
-    command.wait_until(lambda: audit.stat().st_size >= size or command.events[-1]["event"] == "done")
+    command.wait_until(lambda: audit.stat().st_size >= size or command.done)
     command.kill_everything()
     history.observe()
     return True

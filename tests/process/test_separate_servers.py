@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.deployments import TOKEN, Site, addresses, far_enough
+from tests.process.deployments import TOKEN, Site, addresses
 from tests.process.history import History, outcomes
 from tests.process.processes import CommandLine, descendants, run
 from tests.process.test_main_proof import AUDITED, Reference, history_of, undisturbed
@@ -22,12 +22,6 @@ COLLECT = (*TASKS, "--checkpoint-every", "1s", "--concurrency", "20")
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site(tmp_path).prepare()
-
-
-def wait_far_enough(command: CommandLine, site: Site) -> None:
-    command.wait_until(
-        lambda: any(event["event"] == "checkpoint" for event in command.events) and far_enough(site.inspect())
-    )
 
 
 def check_finished(command: CommandLine, site: Site, history: History, reference: Reference) -> None:
@@ -65,7 +59,7 @@ def test_after_the_collector_alone_died_its_episodes_go_on_in_the_same_servers(
     command = site.collect_from(servers, *COLLECT)
     resumed = None
     try:
-        wait_far_enough(command, site)
+        assert command.wait_checkpoint(history.far_enough)
         command.kill_alone()
         history.observe()
         resumed = site.restore(*addresses(servers), environment=TOKEN)
@@ -86,7 +80,7 @@ def test_a_server_killed_and_started_again_empty_never_gives_a_wrong_reward(
     history = history_of(site)
     command = site.collect_from(servers, *COLLECT)
     try:
-        wait_far_enough(command, site)
+        assert command.wait_checkpoint(history.far_enough)
         history.observe()
         os.kill(child_of(servers, instance), signal.SIGKILL)
         check_finished(command, site, history, undisturbed)
@@ -103,7 +97,7 @@ def test_a_collector_that_slept_past_its_lease_stops_itself_when_another_took_ov
     first = site.collect_from(servers, *COLLECT)
     second = None
     try:
-        wait_far_enough(first, site)
+        assert first.wait_checkpoint(history.far_enough)
         os.kill(first.process.pid, signal.SIGSTOP)
         history.observe()
         second = site.restore("--steal-lock", *addresses(servers), environment=TOKEN)
