@@ -42,7 +42,9 @@ class Unpublished:
         return True
 
 
+_FULL = ("no space", os.strerror(errno.EDQUOT).lower())
+
+
 def _space_ran_out(failure: GymckptError | OSError) -> bool:
     # A participant tells of it in words only: its refusal has one code for every trouble with files.
-    full = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
-    return isinstance(failure, NoSpace) or any(words in str(failure) for words in full)
+    return isinstance(failure, NoSpace) or any(words in str(failure).lower() for words in _FULL)

@@ -224,6 +224,6 @@ def check_space(fs: FileSystem, path: PurePath, needed_bytes: int) -> None:
         free = fs.free_bytes(path)
     if free < needed_bytes:
         raise NoSpace(
-            f"{path}: {free} bytes are free, about {needed_bytes} are needed",
+            f"no space for {path}: {free} bytes are free, about {needed_bytes} are needed",
             hint="free space, or keep fewer checkpoints",
         )
