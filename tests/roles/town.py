@@ -139,11 +139,12 @@ class Town:
         agent: dict[str, Any] | None = None,
         environment: dict[str, Any] | None = None,
         connect: Connect = connect_nothing,
+        hold: Hold | None = None,
     ) -> None:
         self.root = root
         self.clock = VirtualClock()
         self.network = MemoryNetwork()
-        self.hold = Hold()
+        self.hold = hold or Hold()
         self.calls: list[tuple[str, int]] = []
         self.audit: list[tuple[str, int]] = []
         self.roles: dict[str, Any] = {}
