@@ -21,7 +21,9 @@ from . import (
     export,
     inspect,
     prune,
+    resolve,
     restore,
+    retry,
     schema,
     serve,
     status,
@@ -62,7 +64,21 @@ def gymckpt_command(
     """Collects agentic rollouts, checkpoints them while they run, and continues each after a crash."""
 
 
-for verb in (collect, restore, inspect, serve, status, verify, checkpoint, export, prune, config, schema):
+for verb in (
+    collect,
+    restore,
+    inspect,
+    serve,
+    status,
+    verify,
+    checkpoint,
+    export,
+    retry,
+    resolve,
+    prune,
+    config,
+    schema,
+):
     verb.register(app)
 crash_points.register(app)
 

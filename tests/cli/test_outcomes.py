@@ -1,0 +1,125 @@
+"""retry and resolve, against an environment server that is not a participant and fails as it is told."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.terminal import gymckpt, inline
+
+
+class _Environment(ThreadingHTTPServer):
+    """Answers `/run` with a terminal failure for the tasks in `failing`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.failing: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Environment
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(200 if self.path == "/" else 404, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path != "/run":
+            self._answer(404, {})
+            return
+        task_id = body["task"]["task_id"]
+        answer: dict[str, Any] = {"episode_id": body["episode_id"], "task_id": task_id}
+        if task_id["task_id"] in self.server.failing:
+            answer["failure"] = {
+                "failure_reason": "told to",
+                "terminal": True,
+                "failure_kind": "told",
+                "stage": "agent",
+            }
+        else:
+            answer["result"] = {"reward": 1.0, "response": {"output": []}}
+        self._answer(200, answer)
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        return
+
+
+@pytest.fixture
+def environment_server() -> Iterator[_Environment]:
+    with _Environment() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def _tasks(directory: Path, *names: str) -> Path:
+    rows = [
+        {"task_id": {"taskset": "t", "task_id": name}, "task_input": {"responses_create_params": {"input": name}}}
+        for name in names
+    ]
+    path = directory / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_failed_rollouts_are_listed_opened_again_and_then_succeed(
+    environment_server: _Environment, tmp_path: Path
+) -> None:
+    environment_server.failing = {"b", "c"}
+    run, url = str(tmp_path / "run"), f"environment={environment_server.url}"
+    first = gymckpt("collect", str(_tasks(tmp_path, "a", "b", "c")), "--url", url, "--run-dir", run)
+    assert first.returncode == 1, first.stderr
+    assert "succeeded 1, failed 2" in first.stdout
+    assert f"failures {run}/failures.jsonl" in first.stdout
+
+    listed = json.loads(inline("retry", run, "--json").stdout)
+    assert (listed["reopened"], sum(listed["failed_by_kind"].values())) == ([], 2)
+    (kind,) = listed["failed_by_kind"]
+    assert inline("retry", run, "--kind", "no-such-kind").returncode == 2
+
+    environment_server.failing = {"c"}
+    reopened = json.loads(inline("retry", run, "--kind", kind, "--json").stdout)["reopened"]
+    assert len(reopened) == 2
+    again = gymckpt("restore", run, "--json")
+    assert again.returncode == 1, again.stderr
+    done = json.loads(again.stdout.splitlines()[-1])
+    assert (done["succeeded"], done["failed"], done["unresolved"]) == (2, 1, 0)
+
+    (still,) = json.loads(inline("retry", run, "--all", "--json").stdout)["reopened"]
+    assert inline("resolve", run, still, "--omit").returncode == 0
+    seen = json.loads(inline("inspect", run, "--json").stdout)
+    assert [seen[name] for name in ("planned", "succeeded", "failed", "omitted", "unresolved")] == [3, 2, 0, 1, 0]
+    assert gymckpt("restore", run).returncode == 0
+
+
+def test_a_result_cannot_be_resolved_away(environment_server: _Environment, tmp_path: Path) -> None:
+    run, url = str(tmp_path / "run"), f"environment={environment_server.url}"
+    done = gymckpt("collect", str(_tasks(tmp_path, "a")), "--url", url, "--run-dir", run, "--json")
+    assert done.returncode == 0, done.stderr
+    (rollout_id,) = (e["rollout_id"] for e in map(json.loads, done.stdout.splitlines()) if e["event"] == "outcome")
+    refused = inline("resolve", run, rollout_id, "--omit")
+    assert refused.returncode == 3
+    assert "its result stays" in refused.stderr
+    assert inline("resolve", run, "nonsense", "--omit").returncode == 2
+    assert inline("resolve", run, rollout_id).returncode == 2
