@@ -26,6 +26,7 @@ Implementation = Literal[
     "simple_agent",
     "policy_model",
     "scripted",
+    "llama",
     "workbench",
     "answer_match",
     "judged",

@@ -23,6 +23,7 @@ BUILDERS: dict[Implementation, str] = {
     "simple_agent": "gymckpt.servers.agent:build",
     "policy_model": "gymckpt.servers.model:build",
     "scripted": "gymckpt.servers.worker:build",
+    "llama": "gymckpt.servers.worker_llama:build",
     "workbench": "gymckpt.servers.resources.workbench:build",
     "answer_match": "gymckpt.servers.resources.answers:build",
     "judged": "gymckpt.servers.resources.judged:build",
