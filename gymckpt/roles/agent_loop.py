@@ -32,7 +32,7 @@ class LoopState(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    activation: int = Field(ge=1)
+    activation: int = Field(ge=0)
     input: list[Any]
     """The conversation that the activation began with."""
     outputs: list[Any] = Field(default_factory=list)

@@ -82,11 +82,16 @@ class AgentSession:
             self._record(None, ACTIVATE)
 
     @property
-    def completed(self) -> int:
-        """Index of the last completed activation; 0 before the first."""
+    def completed(self) -> int | None:
+        """Index of the last completed activation."""
+        return self._loop.activation if self._loop is not None and self._loop.done else None
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        """Indexes that may run now: the one that was begun, or the next. Callers count from 1, some from 0."""
         if self._loop is None:
-            return 0
-        return self._loop.activation if self._loop.done else self._loop.activation - 1
+            return (1, 0)
+        return (self._loop.activation + 1 if self._loop.done else self._loop.activation,)
 
     @property
     def tool_cookies(self) -> dict[str, str]:
@@ -101,15 +106,13 @@ class AgentSession:
         A caller that goes away does not end it. Raises `ActivationOutOfOrder`, and whatever makes the loop fail; then
         the same index may be sent again, and goes on from the last boundary.
         """
-        index = self.completed + 1 if index is None else index
+        index = self.expected[0] if index is None else index
         if self._driver is not None and self._driver.in_steps:
             raise ActivationOutOfOrder(f"session of {self.episode}: an activation is running, {index} cannot start")
-        if index == self.completed and self._loop is not None:
+        if self._loop is not None and index == self.completed:
             return self._stored(self._loop)
-        if index != self.completed + 1:
-            raise ActivationOutOfOrder(
-                f"session of {self.episode}: activation {index} after {self.completed}; {self.completed + 1} is next"
-            )
+        if index not in self.expected:
+            raise ActivationOutOfOrder(f"session of {self.episode}: activation {index}; {self.expected[0]} is next")
         self._driver = Driver(f"activation of {self.episode}", lambda: self._run(index, params, boundaries))
         return await asyncio.shield(self._driver.reply)
 

@@ -76,6 +76,19 @@ def test_the_last_completed_activation_gives_its_stored_reply_and_the_next_one_r
     run_virtual(main())
 
 
+def test_a_caller_may_count_its_activations_from_zero_or_not_at_all(tmp_path: Path) -> None:
+    async def main() -> None:
+        town = Town(tmp_path, rounds=0)
+        caller = Caller(town)
+        await caller.seeded()
+        for index in (0, 0, 1, None):
+            assert (await caller.activate(index)).status == 200
+        assert len(town.calls) == 3
+        assert _code(await caller.activate(1)) == "activation_out_of_order"
+
+    run_virtual(main())
+
+
 def test_a_stored_reply_and_the_second_activation_survive_a_restore(tmp_path: Path) -> None:
     async def main() -> None:
         town = Town(tmp_path, rounds=1)

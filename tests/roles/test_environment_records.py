@@ -50,7 +50,7 @@ DAMAGE: list[tuple[str, list[str], Any]] = [
     ("agent", ["boundary"], None),
     ("agent", ["boundary", "step"], "verify"),
     ("agent", ["boundary", "state", "conversation"], {}),
-    ("agent", ["boundary", "state", "activation"], 0),
+    ("agent", ["boundary", "state", "activation"], -1),
     ("agent", ["boundary", "state", "pending_tools"], "all"),
     ("agent", ["session", "tools", "server"], "unknown"),
 ]
