@@ -36,6 +36,9 @@ STAGES: dict[StepName, Stage] = {
     "verify": "verification",
     "return": "cleanup",
 }
+MODES: dict[StepName, Mode] = {"seed": "replay", "invoke_agent": "replay", "close_agent": "wait"}
+"""The mode of verify is the resources server's, which says it when it is seeded."""
+
 DIRECT_HTTP = "direct_http"
 CLOSE_AGENT_SESSION = "/v1/agent_sessions/close"
 
@@ -101,16 +104,15 @@ class EnvironmentEpisode:
         self.driver = Driver(f"episode {episode}", self._steps, ended=self.track.end, clean_up=self._clean_up)
 
     async def _steps(self) -> dict[str, Any]:
-        table: dict[StepName, tuple[Mode, Callable[[], Awaitable[EnvironmentState]], StepName]] = {
-            "seed": ("replay", self._seed, "invoke_agent"),
-            "invoke_agent": ("replay", self._invoke_agent, "close_agent"),
-            "close_agent": ("wait", self._close_agent, "verify"),
-            "verify": (self._state.verify, self._verify, "return"),
+        steps: dict[StepName, tuple[Callable[[], Awaitable[EnvironmentState]], StepName]] = {
+            "seed": (self._seed, "invoke_agent"),
+            "invoke_agent": (self._invoke_agent, "close_agent"),
+            "close_agent": (self._close_agent, "verify"),
+            "verify": (self._verify, "return"),
         }
         while self._step != "return":
-            mode, work, following = table[self._step]
-            if self._step == "verify":
-                mode = self._state.verify
+            work, following = steps[self._step]
+            mode = MODES.get(self._step, self._state.verify)
             try:
                 state = await self.track.step(self._step, mode, work)
             except GymckptError as error:
