@@ -422,7 +422,15 @@ def test_the_second_checkpoint_is_incremental_and_both_bring_everything_back(tmp
         found, problems = await find_candidates(run.directory, run.host.run_id)
         assert (len(found), problems) == (2, [])
         recovered = await recover(
-            deployment, servers.network, TOKEN, run.host, found, RecoverySettings(), servers.clock
+            deployment,
+            servers.network,
+            TOKEN,
+            run.host,
+            found,
+            RecoverySettings(),
+            servers.clock,
+            fs=servers.fs,
+            offload=servers.offload,
         )
         assert recovered.starts["r1"].source == Source(found[0].checkpoint_id, 0)
         for role in servers.roles.values():
@@ -456,7 +464,15 @@ def test_what_can_still_be_read_of_a_damaged_checkpoint_is_salvaged_at_the_users
         servers.start()
         deployment = await coordination.discover(servers.servers, servers.network, TOKEN, servers.deadline())
         recovered = await recover(
-            deployment, servers.network, TOKEN, run.host, found, RecoverySettings(), servers.clock
+            deployment,
+            servers.network,
+            TOKEN,
+            run.host,
+            found,
+            RecoverySettings(),
+            servers.clock,
+            fs=servers.fs,
+            offload=servers.offload,
         )
         assert recovered.starts["r2"].source == Source(found[0].checkpoint_id, 0)
         assert recovered.starts["r1"].source == FROM_INPUT

@@ -119,7 +119,17 @@ class World:
             deployment = await coordination.discover(servers.servers, network, TOKEN, servers.deadline())
             found, problems = await find_candidates(self.directory, host.run_id)
             assert problems == []
-            return await recover(deployment, network, TOKEN, host, found, RecoverySettings(), servers.clock)
+            return await recover(
+                deployment,
+                network,
+                TOKEN,
+                host,
+                found,
+                RecoverySettings(),
+                servers.clock,
+                fs=servers.fs,
+                offload=servers.offload,
+            )
         except Killed:
             return None
 

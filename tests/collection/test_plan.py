@@ -176,7 +176,7 @@ def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path: Path, suffix: 
     compress = gzip.compress if suffix == ".gz" else zstandard.ZstdCompressor().compress
     path = tmp_path / f"tasks.jsonl{suffix}"
     path.write_bytes(compress(jsoncodec.dumps(typed_row(0)) * 50)[:-9])
-    with pytest.raises(UsageError, match="cut short|not readable"):
+    with pytest.raises(UsageError, match=r"cut short|not readable"):
         planned(tmp_path, task_input(str(path)))
 
 

@@ -61,6 +61,8 @@ class Run:
             self.checkpoints,
             RecoverySettings(start_over=start_over),
             servers.clock,
+            fs=servers.fs,
+            offload=servers.offload,
             on_step=lambda number, step: steps.append(step) if steps is not None else None,
         )
 
@@ -219,6 +221,20 @@ def test_a_checkpoint_that_the_dead_collector_left_open_is_aborted_first(tmp_pat
         late = await coordination.prepare(deployment, servers.network, TOKEN, left, servers.deadline())
         assert not late.ready
         assert servers.closed() == []
+
+    play(tmp_path, story)
+
+
+def test_a_server_that_cannot_see_the_checkpoints_is_named_and_nothing_starts_over(tmp_path: Path) -> None:
+    async def story(run: Run) -> None:
+        await run.servers.stop(["agent"])
+        run.servers.directory = tmp_path / "elsewhere"
+        run.servers.start(["agent"])
+        with pytest.raises(ServerError, match="agent agent cannot see") as blind:
+            await run.recover()
+        assert blind.value.exit_code == 5
+        assert run.host.said(events.RestoreIntended) == []
+        assert run.servers.network.sent("retire") == []
 
     play(tmp_path, story)
 

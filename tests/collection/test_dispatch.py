@@ -1,0 +1,146 @@
+"""Dispatch: what is sent again, what is not, and what one rollout's trouble does to the others."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymckpt.collection.run import Counts
+from gymckpt.errors import ServerError
+from tests.collection.deployments import Answer, judged, plain, rows, typed_row
+from tests.simulation.transport import Fault
+
+
+def number(body: dict[str, Any]) -> int:
+    return int(body["task"]["task_id"]["task_id"])
+
+
+def scripted(*answers: tuple[int, Any, dict[str, str]]) -> Answer:
+    """Task 0 gets these answers in turn, then judgement; every other task gets judgement."""
+    left = list(answers)
+
+    async def answer(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        return left.pop(0) if number(body) == 0 and left else await judged(body)
+
+    return answer
+
+
+def attempts(bodies: list[dict[str, Any]], task: int = 0) -> list[int]:
+    return [body["episode_id"]["attempt"] for body in bodies if number(body) == task]
+
+
+def test_a_failed_attempt_is_followed_by_the_next_one_and_recorded_apart_from_results(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run", scripted((500, "boom", {})))
+    summary = collected.collect([typed_row(n) for n in range(3)])
+    assert (summary.exit_code, summary.counts) == (0, Counts(3, 3, 0, 0, 0))
+    assert attempts(environment.bodies) == [0, 1]
+    (failure,) = collected.lines("failures.jsonl")
+    assert (failure["failure_kind"], failure["failure_reason"], failure["final"]) == ("http_500", "boom", False)
+    assert {row["_ng_attempt_index"] for row in collected.lines("rollouts.jsonl") if row["_ng_task_index"] == 0} == {1}
+
+
+def test_a_rollout_has_failed_after_max_attempts_and_the_others_go_on(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run", scripted(*[(500, "boom", {})] * 9))
+    summary = collected.collect([typed_row(n) for n in range(4)], max_attempts=2)
+    assert (summary.exit_code, summary.counts) == (1, Counts(4, 3, 1, 0, 0))
+    assert attempts(environment.bodies) == [0, 1]
+    assert [row["final"] for row in collected.lines("failures.jsonl")] == [False, True]
+
+
+def test_a_terminal_failure_is_not_tried_again(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run", scripted((422, {"detail": "no"}, {})))
+    assert collected.collect([typed_row(0)]).counts == Counts(1, 0, 1, 0, 0)
+    assert attempts(environment.bodies) == [0]
+
+
+def test_a_busy_server_gets_the_same_attempt_again_after_the_time_it_asked_for(tmp_path: Path) -> None:
+    collected, environment = plain(
+        tmp_path / "run", scripted((429, {}, {"retry-after": "0"}), (503, {}, {"retry-after": "0"}))
+    )
+    assert collected.collect([typed_row(0)]).counts.succeeded == 1
+    assert attempts(environment.bodies) == [0, 0, 0]
+
+
+def test_a_closed_server_gets_the_same_attempt_again(tmp_path: Path) -> None:
+    closed: tuple[int, Any, dict[str, str]] = (409, {"error": {"code": "admission_closed", "detail": ""}}, {})
+    collected, environment = plain(tmp_path / "run", scripted(closed))
+    assert collected.collect([typed_row(0)], max_attempts=1).counts.succeeded == 1
+    assert attempts(environment.bodies) == [0, 0]
+
+
+def test_a_refused_connection_gets_the_same_attempt_again_and_is_no_failure(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run")
+    collected.network.faults.append(Fault("refused", "environment", "/run", times=2))
+    assert collected.collect([typed_row(0)], max_attempts=1).counts.succeeded == 1
+    assert attempts(environment.bodies) == [0]
+
+
+@pytest.mark.parametrize("kind", ["lost_request", "lost_reply"])
+def test_a_request_that_may_have_been_received_is_never_sent_again_as_the_same_attempt(
+    tmp_path: Path, kind: Any
+) -> None:
+    collected, environment = plain(tmp_path / "run")
+    collected.network.faults.append(Fault(kind, "environment", "/run"))
+    assert collected.collect([typed_row(0)]).counts.succeeded == 1
+    assert attempts(environment.bodies) == ([0, 1] if kind == "lost_reply" else [1])
+
+
+def test_a_hung_rollout_ends_at_its_time_limit_and_the_run_ends_too(tmp_path: Path) -> None:
+    async def hang(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        if number(body) == 0:
+            await asyncio.sleep(3600)
+        return await judged(body)
+
+    collected, _ = plain(tmp_path / "run", hang)
+    summary = collected.collect([typed_row(n) for n in range(3)], rollout_timeout=0.3, max_attempts=2)
+    assert summary.counts == Counts(3, 2, 1, 0, 0)
+    assert {row["failure_kind"] for row in collected.lines("failures.jsonl")} == {"timeout"}
+
+
+def test_no_more_are_in_flight_than_allowed_in_all_and_for_one_name(tmp_path: Path) -> None:
+    now, most = 0, 0
+
+    async def counting(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return await judged(body)
+
+    collected, _ = plain(tmp_path / "run", counting)
+    collected.collect([typed_row(n) for n in range(30)], concurrency=7)
+    assert most == 7
+    most = 0
+    again, _ = plain(tmp_path / "again", counting)
+    again.collect([typed_row(n) for n in range(10)], concurrency=7, agent_concurrency={"environment": 2})
+    assert most == 2
+
+
+def test_a_server_that_stays_away_stops_the_run_and_is_named(tmp_path: Path) -> None:
+    collected, _ = plain(tmp_path / "run")
+    collected.network.faults += [
+        Fault("refused", "environment", "/run", times=10**6),
+        Fault("refused", "environment", "/", times=10**6),
+    ]
+    with pytest.raises(ServerError, match=r"environment .* has not answered"):
+        collected.collect([typed_row(0)], server_timeout=0.1)
+    assert collected.events[-1]["unresolved"] == 1
+    assert collected.events[-1]["exit_code"] == 5
+    collected.network.faults.clear()
+    assert collected.restore().counts.succeeded == 1
+
+
+def test_an_attempt_is_in_the_journal_before_its_request_leaves(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    known: list[bool] = []
+
+    async def looking(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        journal = b"".join(path.read_bytes() for path in (directory / "journal").glob("dispatch-*"))
+        known.append(body["episode_id"]["rollout_id"].encode() in journal)
+        return await judged(body)
+
+    collected, _ = plain(directory, looking)
+    collected.collect(rows([typed_row(n) for n in range(20)]))
+    assert known == [True] * 20
