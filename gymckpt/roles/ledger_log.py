@@ -177,7 +177,8 @@ class LedgerLog:
             try:
                 value = decode(line)
             except ValueError as error:
-                if last and place.offset + place.length >= len(data):
+                # What a power cut left of the last, never acknowledged batch; anything good behind it counted.
+                if last and not any(_is_whole(rest) for _, rest in _lines(data[place.offset :], number)):
                     break
                 raise DamagedState(
                     f"{path} at byte {place.offset}: {error}", hint="move the ledger's directory away and start again"
@@ -285,6 +286,14 @@ class LedgerLog:
     def _remove(self, number: int) -> None:
         crash_point(BEFORE_UNLINK)
         self._fs.unlink(self._path(number))
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        decode(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _looked_at(done: "asyncio.Future[Place]") -> None:

@@ -127,6 +127,8 @@ def test_a_torn_tail_is_cut_and_damage_before_it_is_refused_by_name(tmp_path: Pa
     for cut in (1, 9, len(lines[-1]) - 1):
         file.write_bytes(whole[: -len(lines[-1])] + lines[-1][:cut])
         assert using(tmp_path, lambda ledger: asyncio.sleep(0, ledger.count(FIRST)), stripes=1) == 3
+    file.write_bytes(whole[: -len(lines[-1])] + b"\0" * 40 + b"\n" + b"\0" * 40 + b"\n" + b"x")
+    assert using(tmp_path, lambda ledger: asyncio.sleep(0, ledger.count(FIRST)), stripes=1) == 3
     file.write_bytes(lines[0][:20] + b"X" + lines[0][21:] + b"".join(lines[1:]))
     with pytest.raises(DamagedState, match="rows-000000001"):
         using(tmp_path, lambda ledger: asyncio.sleep(0), stripes=1)
