@@ -27,6 +27,7 @@ from gymckpt.collection.recovery import (
     Step,
     plan_recovery,
 )
+from gymckpt.collection.visibility import check_visible
 from gymckpt.coordination import NO_PATH_MAP, Answers, Deployment, PathMap
 from gymckpt.crashpoints import crash_point, declare
 from gymckpt.errors import (
@@ -38,7 +39,7 @@ from gymckpt.errors import (
     Unauthorized,
 )
 from gymckpt.identity import new_checkpoint_id
-from gymckpt.ports import Clock, Deadline, Transport
+from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
 from gymckpt.wire.control import ResumeReply
 
 logger = logging.getLogger(__name__)
@@ -88,12 +89,15 @@ async def recover(
     settings: RecoverySettings,
     clock: Clock,
     *,
+    fs: FileSystem,
+    offload: Offload,
     on_step: Callable[[int, Step], None] = lambda number, step: None,
 ) -> Recovered:
     """Bring the servers to where the run can go on. Dispatch must have stopped; `candidates` are newest first.
 
-    Raises `ServerError` for a participant that cannot be reached, is held by a foreign checkpoint, or refuses to be
-    restored (because it has served before: restart it, or start over); `NotAsAsked` once the lock is lost.
+    Raises `ServerError` for a participant that cannot be reached, cannot see the checkpoints, is held by a foreign one,
+    or refuses to be restored (because it has served before: restart it, or start over); `NotAsAsked` once the lock is
+    lost.
     """
     remaining = list(candidates)
     notes: list[str] = []
@@ -103,6 +107,18 @@ async def recover(
         deployment = deployment.updated(statuses)
         plan = plan_recovery(host.history(), deployment, statuses, remaining, start_over=settings.start_over)
         notes += plan.notes
+        if plan.checkpoint_id is not None:
+            # Else a server that merely cannot see the files would call every checkpoint damaged.
+            await check_visible(
+                deployment,
+                transport,
+                token,
+                remaining[0].directory.parent,
+                Deadline.after(clock, settings.control_timeout_s),
+                fs=fs,
+                offload=offload,
+                path_map=settings.path_map,
+            )
         try:
             await _Procedure(deployment, transport, token, host, clock, settings).carry_out(plan, on_step)
         except _NotRestorable as error:

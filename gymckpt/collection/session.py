@@ -251,6 +251,8 @@ class Session:
                 self.path_map,
             ),
             self.ports.clock,
+            fs=self.ports.fs,
+            offload=self.ports.offload,
         )
         self._deploy(recovered.deployment)
         self.dispatcher.starts = dict(recovered.starts)
