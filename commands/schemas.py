@@ -10,7 +10,10 @@ from gymckpt.collection.settings import CollectSettings
 from gymckpt.report import documents
 from gymckpt.servers.deployment import Deployment
 from gymckpt.settings import CheckpointSettings
-from gymckpt.wire import control, gym
+from gymckpt.storage.manifest import Manifest
+from gymckpt.storage.plainform import PlainManifest
+from gymckpt.storage.published import CheckpointFile, CollectionFile
+from gymckpt.wire import control, cuts, gym
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -44,8 +47,19 @@ SCHEMAS: Final[Mapping[str, Any]] = {
     "control-forget-reply": control.ForgetReply,
     "control-probe-reply": control.ProbeReply,
     "control-error": control.ErrorReply,
+    "generation-cut": cuts.CutRequest,
+    "generation-cut-reply": cuts.CutReceipt,
     "episode-run": gym.RunRequest,
     "episode-run-reply": gym.RunReply,
+    "episode-seed": gym.SeedRequest,
+    "episode-close-session": gym.CloseSessionRequest,
+    "episode-agent-session": gym.AgentSessionRequest,
+    "episode-close-agent-session": gym.CloseAgentSessionRequest,
+    "episode-close-agent-session-reply": gym.CloseAgentSessionReply,
+    "file-checkpoint": CheckpointFile,
+    "file-collection": CollectionFile,
+    "file-manifest": Manifest,
+    "file-manifest-gym": PlainManifest,
     "deployment": Deployment,
     "checkpoint-settings": CheckpointSettings,
     "settings": CollectSettings,

@@ -90,7 +90,9 @@ class _Restarted(_Episode):
     reason: Annotated[str, Field(max_length=1000)]
 
 
-class _CollectionFile(_Strict):
+class CollectionFile(_Strict):
+    """`collection.json`."""
+
     schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
     checkpoint_id: _Name
     run_id: _Name
@@ -181,7 +183,7 @@ def read_collection(data: bytes, where: str) -> Collection:
     """Check and read `collection.json`; raises `DamagedState`."""
     content = unseal(data, where)
     try:
-        found = _CollectionFile.model_validate(content)
+        found = CollectionFile.model_validate(content)
         continued = [EpisodeId(check_rollout_id(e.rollout_id), e.attempt) for e in found.continued]
         restarted = [Restarted(EpisodeId(check_rollout_id(r.rollout_id), r.attempt), r.reason) for r in found.restarted]
     except ValidationError as error:
