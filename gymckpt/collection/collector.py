@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 
 from gymckpt import coordination
 from gymckpt.collection import events
+from gymckpt.collection.dryrun import try_out
 from gymckpt.collection.feed import count_unfinished
 from gymckpt.collection.inputs import TaskInput
-from gymckpt.collection.opening import Opened, Opener, Ports, source_of
+from gymckpt.collection.opening import Opened, Opener, Ports, refuse_holding, source_of
+from gymckpt.collection.preflight import preflight
 from gymckpt.collection.progress import LastCheckpoint, OnEvent, Progress
 from gymckpt.collection.routing import Server
 from gymckpt.collection.run import Counts
-from gymckpt.collection.rundirectory import RunPaths
+from gymckpt.collection.rundirectory import RunPaths, holding
 from gymckpt.collection.session import Session
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.collection.signals import Wishes
@@ -60,11 +62,13 @@ class Summary:
     nothing_to_resume: bool = False
     stopped: str | None = None
     """Why it ended before everything had an outcome; the run can be resumed."""
+    dry_run: bool = False
+    """Nothing was done; the counts are what would be."""
 
     @property
     def resume_command(self) -> str | None:
         """What to type to go on; None if nothing is left."""
-        return f"gymckpt restore {self.directory}" if self.counts.unresolved else None
+        return f"gymckpt restore {self.directory}" if self.counts.unresolved and not self.dry_run else None
 
 
 async def collect(
@@ -122,8 +126,11 @@ class _Collector:
         self._on_progress = on_progress
         self._wishes = wishes or Wishes()
         self._begun_s = ports.clock.monotonic()
+        self._path_map = path_map(settings.path_map)
 
     async def run(self, source: TaskInput | None, *, restore: bool) -> Summary:
+        if self._settings.dry_run:
+            return await self._dry_run(source, restore=restore)
         opener = Opener(self._settings, self._root, self._ports, lambda: self._wishes.stopped)
         exists = await self._unless_stopped(opener.holds_run(restore=restore), "before the run existed")
         try:
@@ -143,11 +150,50 @@ class _Collector:
                 return opened, None
             deployment = await self._unless_stopped(self._discover(), "before anything was dispatched")
             self._check_owners(opened)
+            await self._unless_stopped(self._look_ahead(deployment), "before anything was dispatched")
             return opened, deployment
         assert source is not None
         deployment = await self._unless_stopped(self._discover(), "before the run existed")
+        await self._unless_stopped(self._look_ahead(deployment), "before the run existed")
         creating = opener.create(self._servers, deployment, source)
         return await self._unless_stopped(creating, "before the run existed"), deployment
+
+    async def _dry_run(self, source: TaskInput | None, *, restore: bool) -> Summary:
+        fs, offload = self._ports.fs, self._ports.offload
+        found = await offload.run(lambda: holding(fs, RunPaths(self._root)))
+        refuse_holding(self._root, found, self._settings, restore=restore)
+        deployment = await self._unless_stopped(self._discover(), "before anything was sent")
+        trying = try_out(self._settings, self._ports, self._root, self._servers, deployment, self._path_map, source)
+        tried = await self._unless_stopped(trying, "before anything was sent")
+        for text in tried.said:
+            self._on_event({"event": "note", "text": text})
+        return Summary(
+            run_id=tried.run_id,
+            directory=self._root,
+            counts=tried.counts,
+            exit_code=EXIT_COMPLETE,
+            attempts=0,
+            restored=0,
+            elapsed_s=self._ports.clock.monotonic() - self._begun_s,
+            last_checkpoint=None,
+            dry_run=True,
+        )
+
+    async def _look_ahead(self, deployment: Deployment) -> None:
+        looked = await preflight(
+            deployment,
+            self._ports.control,
+            self._settings.token(),
+            self._ports.clock,
+            self._ports.fs,
+            self._ports.offload,
+            self._root,
+            self._path_map,
+            checkpoints=str(self._settings.checkpoint_every) != "off",
+            timeout_s=self._settings.control_timeout,
+        )
+        for warning in looked.warnings:
+            self._on_event({"event": "note", "text": warning})
 
     async def _discover(self) -> Deployment:
         if not self._servers:
@@ -172,7 +218,7 @@ class _Collector:
             self._servers,
             deployment or Deployment(()),
             opened,
-            path_map(self._settings.path_map),
+            self._path_map,
             self._on_event,
         )
         ticker = Ticker(session, self._wishes)

@@ -43,7 +43,8 @@ class PlainEnvironment:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
-        status, body, headers = 404, {"detail": "not found"}, {}
+        status, headers = 404, dict[str, str]()
+        body: Any = {"detail": "not found"}
         if scope["path"] == "/":
             status, body = 200, {"status": "ok"}
         elif scope["path"] == "/run":
