@@ -107,6 +107,7 @@ async def recover(
         deployment = deployment.updated(statuses)
         plan = plan_recovery(host.history(), deployment, statuses, remaining, start_over=settings.start_over)
         notes += plan.notes
+        await host.check_epoch()
         if plan.checkpoint_id is not None:
             # Else a server that merely cannot see the files would call every checkpoint damaged.
             await check_visible(

@@ -27,8 +27,8 @@ async def check_visible(
 ) -> Mapping[ParticipantName, int]:
     """The bytes that each participant can still store in `directory` (absolute here, existing).
 
-    Raises `ServerError` naming those that do not see it, and what writing raises (`NoSpace`, `StorageUnavailable`). Participants
-    that do not offer the probe are not asked.
+    Raises `ServerError` naming those that do not see it, and what writing raises (`NoSpace`, `StorageUnavailable`).
+    Participants that do not offer the probe are not asked.
     """
     nonce = secrets.token_hex(16)
     path = directory / f"probe-{nonce}"
