@@ -47,7 +47,7 @@ class Backend:
     pause_s: float = FIRST_PAUSE_S
     in_flight: int = 0
     serves_cuts: bool = True
-    """False once it has said that it does not."""
+    """Whether it may be asked for generation cuts; False once it has said that it serves none."""
 
     def refused(self, now_s: float) -> None:
         """Leave it alone for a while, longer each time."""

@@ -62,8 +62,9 @@ class ModelOptions(Settings):
     not_sent_patience_s: float = Field(default=60.0, ge=0)
     max_concurrency: int = Field(default=0, ge=0)
     health_interval_s: float = Field(default=10.0, gt=0)
-    generation_cuts: bool = True
-    """Whether a commit asks the backends for the tokens of calls under way."""
+    generation_cuts: bool | None = None
+    """Whether a commit asks the backends for the tokens of calls under way, with the control token. None: a backend of
+    the same deployment and those with a control URL, so that the token goes to nobody who was not named for it."""
     ledger_dir: Path | None = None
     """The ledger's own directory; None: a temporary one for the life of the process."""
     audit_path: Path | None = None
@@ -158,7 +159,7 @@ class _Served:
             audit=self._audit,
         )
         cutter = None
-        if self._options.generation_cuts:
+        if self._options.generation_cuts is not False:
             cutter = CutTaker(self._instance, transport, self._clock, self.offload, token, serving.cut_counts)
         self.role = ModelRole(
             self._instance, serving, marks=marks, offload=self.offload, ledger=self._ledger, cutter=cutter
@@ -286,10 +287,12 @@ def _backends(options: ModelOptions, neighbours: Neighbours) -> list[Backend]:
     if options.backend is not None:
         ref = neighbours.ref(options.backend)
         return [backend(ref.instance, ref.url, control[0])]
-    return [
-        backend(f"backend-{number}", url, control_url)
-        for number, (url, control_url) in enumerate(zip(options.backend_urls, control, strict=True))
-    ]
+    found = []
+    for number, (url, control_url) in enumerate(zip(options.backend_urls, control, strict=True)):
+        one = backend(f"backend-{number}", url, control_url)
+        one.serves_cuts = control_url is not None or options.generation_cuts is True
+        found.append(one)
+    return found
 
 
 def _backend_settings(options: ModelOptions) -> BackendSettings:

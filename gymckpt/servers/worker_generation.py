@@ -9,9 +9,10 @@ from gymckpt.servers.worker_format import Answer
 from gymckpt.servers.worker_tokens import Token
 from gymckpt.wire.responses import request_digest
 
-FINISHED_KEPT = 4096
+FINISHED_TOKENS = 500_000
 FINISHED_KEPT_S = 3600.0
-"""How many finished answers, and how long, a cut can still ask for: one that is held until resume is long finished."""
+"""How many tokens of finished answers, and how long, a cut can still ask for: one that is held until resume is long
+finished."""
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Generations:
         self._clock = clock
         self._active: dict[str, Generation] = {}
         self._finished: OrderedDict[str, Generation] = OrderedDict()
+        self._finished_tokens = 0
         self.generated_tokens = 0
         self.continued_tokens = 0
         self.calls = 0
@@ -86,10 +88,12 @@ class Generations:
 
     def _finish(self, generation: Generation) -> None:
         generation.ended_s = self._clock.monotonic()
-        if generation.model_call_id:
+        if generation.model_call_id and generation.model_call_id not in self._finished:
             self._finished[generation.model_call_id] = generation
+            self._finished_tokens += len(generation.tokens)
         while self._finished:
             oldest = next(iter(self._finished.values()))
-            if len(self._finished) <= FINISHED_KEPT and oldest.ended_s + FINISHED_KEPT_S > generation.ended_s:
+            if self._finished_tokens <= FINISHED_TOKENS and oldest.ended_s + FINISHED_KEPT_S > generation.ended_s:
                 break
             self._finished.popitem(last=False)
+            self._finished_tokens -= len(oldest.tokens)

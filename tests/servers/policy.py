@@ -207,7 +207,12 @@ async def policy(
     """A server that serves until the end of the `async with`; its ledger outlives it in `directory`."""
     worker = worker or HeldWorker()
     transport = AppTransport({"http://worker": worker.app, **(apps or {})})
-    given = {"backend_urls": ["http://worker/v1"], "ledger_dir": directory / "ledger", **options}
+    given = {
+        "backend_urls": ["http://worker/v1"],
+        "ledger_dir": directory / "ledger",
+        "generation_cuts": True,
+        **options,
+    }
     app = model_app("policy_model", ModelOptions.model_validate(given), checkpoint, Neighbours({}), transport=transport)
     async with app.router.lifespan_context(app):
         yield Policy(app, worker, transport, directory)
