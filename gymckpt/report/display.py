@@ -84,15 +84,15 @@ class LiveDisplay(SilentDisplay):
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def update(self, progress: Progress) -> None:
-        self._live.update(render(progress, self._wall_s()), refresh=True)
+        self._live.update(render(progress, self._wall_s()))
+        if self._live.is_started:
+            self._live.refresh()
+        else:
+            self._live.start(refresh=True)
 
     def event(self, event: Mapping[str, Any]) -> None:
         for line in lines.event_lines(event):
             self._console.print(Text(line, overflow="fold"))
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
