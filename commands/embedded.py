@@ -68,6 +68,7 @@ async def running(
     supervisor = Supervisor(
         deployment, token=token, logs=directory / "servers", restart=settings.restart_servers, on_event=tell
     )
+    on_event({"event": "note", "text": f"starting {', '.join(s.instance for s in deployment.servers)}"})
     async with supervisor:
         yield Embedded(_servers(deployment, supervisor), token)
 

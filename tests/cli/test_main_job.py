@@ -207,6 +207,34 @@ def test_a_running_collection_can_be_asked_stopped_and_gone_on_with(tmp_path: Pa
     assert named["checkpoint_id"] == checkpoint_id
 
 
+def _marked(mark: str) -> list[int]:
+    """Processes that were started with `mark` in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_stopped_while_servers_start_it_exits_75_and_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"MARK_OF_THIS_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("=", 1))
+    with _collecting("@workbench", "--run-dir", str(tmp_path / "run"), cwd=tmp_path) as process:
+        _until(process, "note")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait() == 75
+    assert "give the same collect command again" in told
+    assert not _marked(mark)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_without_servers_it_says_how_to_name_them(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("{}\n")
     done = gymckpt("collect", "tasks.jsonl", cwd=tmp_path)
