@@ -20,7 +20,7 @@ from gymckpt.collection.leases import renewing
 from gymckpt.collection.unpublished import Unpublished
 from gymckpt.coordination import NO_PATH_MAP, Cut, Deployment, ParticipantName, ParticipantRef, PathMap, Prepared
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import GymckptError, NotAsAsked, ServerError
+from gymckpt.errors import CheckpointFailed, GymckptError, NotAsAsked, ServerError
 from gymckpt.identity import EpisodeId, checkpoint_sequence
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, PublishedCheckpoint, Restarted
@@ -153,8 +153,10 @@ class Checkpointer:
             await self._until_published(opened, stop, name)
         except (GymckptError, OSError) as error:
             failure = error
-        finally:
-            warnings = await _to_its_end(self._resume(opened))
+        except BaseException:
+            await _to_its_end(self._give_up(opened))
+            raise
+        warnings = await _to_its_end(self._resume(opened))
         pause_s = self._clock.monotonic() - opened.begun_s
         if isinstance(failure, NotAsAsked):
             raise failure
@@ -326,6 +328,14 @@ class Checkpointer:
         )
         await self._unpublished.clear()
         return taken
+
+    async def _give_up(self, opened: _Opened) -> None:
+        """We are cancelled: leave the servers open and the journal true, and ask for nothing else."""
+        await self._resume(opened)
+        if opened.published is None:
+            failure = CheckpointFailed("given up")
+            await self._host.record(events.CheckpointFailed(opened.checkpoint_id, failure.detail))
+            await self._unpublished.failed(opened.checkpoint_id, failure)
 
     async def _missed(self, opened: _Opened, prepared: Prepared) -> CheckpointNotTaken:
         retire = None if prepared.failures else self._blockers.missed(prepared.blockers)

@@ -361,6 +361,9 @@ def test_cancelled_in_the_middle_it_still_opens_every_server(tmp_path: Path) -> 
         with pytest.raises(asyncio.CancelledError):
             await taking
         run.check_open()
+        assert run.host.history().open_ids == frozenset()
+        await run.taken()
+        assert run.unpublished() == []
 
     play(tmp_path, story)
 

@@ -4,11 +4,35 @@ import inspect
 
 from gymckpt import coordination
 
-SURFACE = """
-NO_PATH_MAP Answers Committed Cut Deployment Failure ParticipantName ParticipantRef PathMap PathMapping Prepared
-cannot_capture check_cut commit describe discover ended_at_cut failed forget missing_in prepare probe renew restore
-resume retire statuses
-""".split()
+SURFACE = [
+    "NO_PATH_MAP",
+    "Answers",
+    "Committed",
+    "Cut",
+    "Deployment",
+    "Failure",
+    "ParticipantName",
+    "ParticipantRef",
+    "PathMap",
+    "PathMapping",
+    "Prepared",
+    "cannot_capture",
+    "check_cut",
+    "commit",
+    "describe",
+    "discover",
+    "ended_at_cut",
+    "failed",
+    "forget",
+    "missing_in",
+    "prepare",
+    "probe",
+    "renew",
+    "restore",
+    "resume",
+    "retire",
+    "statuses",
+]
 
 
 def test_names_may_be_added_but_not_taken_away() -> None:
