@@ -1,6 +1,6 @@
 """The planned rollouts that have no outcome yet, streamed from the plan, a frame at a time."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 from gymckpt.collection.planfile import Frame, Planned, PlanReader
 from gymckpt.collection.run import Run
@@ -33,3 +33,12 @@ def _all_finished(frame: Frame, run: Run) -> bool:
 
 def _reading(plan: PlanReader, frame: Frame, wanted: Callable[[int, int], bool]) -> Callable[[], list[Planned]]:
     return lambda: list(plan.read_frame(frame, wanted))
+
+
+async def find(plan: PlanReader, places: Collection[tuple[int, int]], offload: Offload) -> AsyncIterator[Planned]:
+    """The planned rollouts at these (task, repeat), in the order of the plan."""
+    for frame in plan.frames:
+        if frame.tasks is not None and not any(frame.tasks[0] <= task <= frame.tasks[1] for task, _ in places):
+            continue
+        for planned in await offload.run(_reading(plan, frame, lambda task, repeat: (task, repeat) in places)):
+            yield planned

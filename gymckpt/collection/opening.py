@@ -33,6 +33,7 @@ from gymckpt.identity import new_run_id
 from gymckpt.ports import Clock, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory
 from gymckpt.storage.durable import make_directories, sync_directory
+from gymckpt.storage.journalfiles import Position
 from gymckpt.storage.problems import Problem
 
 BEFORE_PLAN = declare("collector.create.before_plan", "the run is locked, nothing of it is written")
@@ -184,7 +185,7 @@ class Opener:
         plan = await ports.offload.run(lambda: PlanReader(ports.fs, self.paths.plan, record.plan))
         checkpoints = CheckpointDirectory(ports.fs, ports.offload, self.paths.checkpoints)
         found, problems = await find_candidates(checkpoints, record.run_id)
-        known = (await checkpoints.open(found[0].checkpoint_id)).collection.journals if found else None
+        known = await known_positions(ports, self.paths, record.run_id)
         journals = Journals(ports.fs, ports.offload, ports.clock, self.paths.journal, epoch=self.lock.epoch)
         await journals.open(known)
         await journals.append(events.EpochBegun(self.lock.epoch, str(self.lock.holder)))
@@ -203,6 +204,13 @@ class Opener:
             written=written,
             created=created,
         )
+
+
+async def known_positions(ports: Ports, paths: RunPaths, run_id: str) -> Mapping[str, Position] | None:
+    """How far the journals must reach, by the newest published checkpoint; its participants' parts are not read."""
+    listed = await CheckpointDirectory(ports.fs, ports.offload, paths.checkpoints).listing()
+    published = [e.published for e in listed if e.published and e.published.collection.run_id == run_id]
+    return max(published, key=lambda checkpoint: checkpoint.age).collection.journals if published else None
 
 
 def new_run(record: RunRecord) -> Run:

@@ -23,6 +23,8 @@ MAX_FRAME_BYTES = 256 << 20
 _SKIPPABLE = 0x184D2A5C
 _HEAD = re.compile(rb'\{"task":(\d{1,12}),"repeat":(\d{1,9}),')
 
+_NAMES = re.compile(rb'\{"task":\d+,"repeat":\d+,"owner":("(?:[^"\\]|\\.)*"),"agent":(null|"(?:[^"\\]|\\.)*"),')
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -54,6 +56,14 @@ class Planned:
     task: int
     repeat: int
     line: bytes
+
+    @property
+    def name(self) -> str:
+        """The agent that the row names, else the instance that it goes to; read without its row."""
+        match = _NAMES.match(self.line)
+        if match is None:
+            raise DamagedState(f"plan: rollout {self.task}-{self.repeat} does not say where it goes")
+        return str(jsoncodec.loads(match[1] if match[2] == b"null" else match[2]))
 
     def content(self) -> dict[str, Any]:
         """`{"task", "repeat", "owner", "agent", "cohort", "row"}`."""

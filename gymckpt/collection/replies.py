@@ -97,7 +97,7 @@ def _judge_body(body: Any, episode: EpisodeId) -> Verdict:
     if not isinstance(body, dict):
         return Failed("bad_reply", f"the reply is a JSON {type(body).__name__}, not an object")
     if "episode_id" not in body or not ("result" in body or "failure" in body):
-        return _judge_flat(body)
+        return judge_flat(body)
     try:
         typed = RunReply.model_validate(body)
     except ValidationError as error:
@@ -108,10 +108,11 @@ def _judge_body(body: Any, episode: EpisodeId) -> Verdict:
         failure = typed.failure
         kind = failure.failure_kind or "failed"
         return Failed(kind, failure.failure_reason[:MAX_REASON], failure.stage, failure.terminal)
-    return _judge_flat(typed.result or {})
+    return judge_flat(typed.result or {})
 
 
-def _judge_flat(body: dict[str, Any]) -> Verdict:
+def judge_flat(body: Mapping[str, Any]) -> Verdict:
+    """What a verifier's own reply means."""
     # A failure of the machinery is never a reward of 0, whatever number came with it.
     if kind := body.get("failure_kind"):
         return Failed(str(kind)[:200], str(body.get("failure_reason") or "")[:MAX_REASON])
