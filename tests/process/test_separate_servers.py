@@ -130,7 +130,7 @@ def test_status_shows_every_server(site: Site) -> None:
     servers = site.serve()
     try:
         shown = run("status", *addresses(servers), "--json", environment=TOKEN)
-        assert {server["status"]["phase"] for server in shown["servers"]} == {"idle"}
+        assert {server["phase"] for server in shown["servers"]} == {"idle"}
     finally:
         servers.close()
 
