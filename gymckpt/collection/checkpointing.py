@@ -331,8 +331,11 @@ class Checkpointer:
 
     async def _give_up(self, opened: _Opened) -> None:
         """We are cancelled: leave the servers open and the journal true, and ask for nothing else."""
-        await self._resume(opened)
-        if opened.published is None:
+        warnings = await self._resume(opened)
+        if opened.published is not None:
+            pause_s = self._clock.monotonic() - opened.begun_s
+            await self._taken(opened, opened.published, pause_s, warnings)
+        else:
             failure = CheckpointFailed("given up")
             await self._host.record(events.CheckpointFailed(opened.checkpoint_id, failure.detail))
             await self._unpublished.failed(opened.checkpoint_id, failure)
