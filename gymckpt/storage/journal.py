@@ -11,7 +11,6 @@ from gymckpt.ports import FileSystem, Offload, WriteHandle
 from gymckpt.storage import durable
 from gymckpt.storage.groupcommit import GroupCommit
 from gymckpt.storage.journalfiles import (
-    BadUnit,
     Extent,
     JournalFile,
     Position,
@@ -169,7 +168,7 @@ class Journal:
     def _first_line(self, file: JournalFile) -> Line | None:
         try:
             unit = next(self._units(file, self._size(file)), None)
-        except (BadUnit, DamagedState):
+        except DamagedState:
             return None
         return unit.lines[0] if unit and unit.lines else None
 

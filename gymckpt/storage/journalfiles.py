@@ -78,11 +78,11 @@ class Unit:
     lines: list[Line]
 
 
-class BadUnit(Exception):
-    """What stands at `start` is not a unit. `torn`: it may be a write that never became durable."""
+class BadUnit(DamagedState):
+    """What stands at `start` of a file is not a unit. `torn`: it may be a write that never became durable."""
 
-    def __init__(self, start: int, torn: bool, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, path: PurePath, start: int, torn: bool, why: str) -> None:
+        super().__init__(f"{path} at byte {start}: {why}")
         self.start = start
         self.torn = torn
         self.why = why
@@ -116,9 +116,11 @@ def line_units(fs: FileSystem, path: PurePath, limit: int) -> Iterator[Unit]:
         elif not data.endswith(b"\n"):
             # A whole line whose newline alone is wrong was written to its end: that is no torn write.
             whole = check_line(data[:-1] + b"\n") is not None
-            raise BadUnit(start, not whole, "its last line is incomplete" if not whole else "a newline is damaged")
+            raise BadUnit(
+                path, start, not whole, "its last line is incomplete" if not whole else "a newline is damaged"
+            )
         else:
-            raise BadUnit(start, _ZEROS in data, "a line does not match its checksum")
+            raise BadUnit(path, start, _ZEROS in data, "a line does not match its checksum")
 
 
 def _split(fs: FileSystem, path: PurePath, limit: int) -> Iterator[tuple[int, bytes]]:

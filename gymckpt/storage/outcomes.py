@@ -146,7 +146,7 @@ class OutcomesJournal(Journal):
                     lines = []
                 span = place.frame
                 lines = [*lines, unit.lines[0]]
-        except (BadUnit, DamagedState):
+        except DamagedState:
             return  # from here on the frames are read; the last frame's lines may not all be here
         if span is not None:
             yield Unit(span.offset, span.offset + span.size_bytes, lines)
@@ -163,11 +163,13 @@ class OutcomesJournal(Journal):
             try:
                 span = walk_frame(read, start, _LONGEST_FRAME_BYTES, where)
                 if span is None:
-                    raise BadUnit(start, True, "its last frame is incomplete")
+                    raise BadUnit(path, start, True, "its last frame is incomplete")
                 lines = self._frame(file.name, span)
                 yield Unit(start, start + span.size_bytes, _to_index(lines, span, where))
+            except BadUnit:
+                raise
             except DamagedState as error:
-                raise BadUnit(start, _zeros(read, start, limit), error.detail) from error
+                raise BadUnit(path, start, _zeros(read, start, limit), error.detail) from error
             start += span.size_bytes
 
     def _later(self, file: JournalFile, start: int, size: int) -> Iterator[Line]:

@@ -1,7 +1,7 @@
 """A participant's files in a checkpoint, blocking: nothing in them is believed before it is checked."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 
@@ -10,7 +10,7 @@ from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem
 from gymckpt.storage import durable
 from gymckpt.storage.base import Base
-from gymckpt.storage.frames import FRAME_BYTES, decompress
+from gymckpt.storage.frames import FRAME_BYTES, FrameSpan, decompress
 from gymckpt.storage.index import IndexLine, read_header, read_lines
 from gymckpt.storage.manifest import MANIFEST, FileFact, Manifest, Segment, read_manifest, spans
 from gymckpt.storage.parts import ENVELOPE_BYTES, Chain, assemble
@@ -88,12 +88,22 @@ class ParticipantFiles:
         return 0 if self._plain else sum(raw for _, raw in self.manifest.index.frames)
 
     def raw_lines(self) -> Iterator[bytes]:
-        """The verified lines of every segment, a frame of whole lines at a time."""
-        self.check_files()
-        source = self.source()
-        for number, segment in enumerate(self._segments):
-            for frame in range(len(segment.frames)):
-                yield source.read_frame(number, frame)
+        """The lines of every segment, a frame of whole lines at a time; the digest is checked at each segment's end."""
+        for segment in self._segments:
+            path, digest = self._directory / segment.file, hashlib.sha256()
+            for frames in _read_together(segment.frames):
+                first, last = segment.frames[frames.start], segment.frames[frames.stop - 1]
+                with durable.reading(path):
+                    data = self._fs.read(path, first.offset, last.offset + last.size_bytes - first.offset)
+                digest.update(data)
+                for frame in frames:
+                    span = segment.frames[frame]
+                    if span.raw_bytes > self._frame_limit():
+                        raise DamagedState(f"{path} frame {frame}: {span.raw_bytes} bytes, more than allowed")
+                    at = span.offset - first.offset
+                    yield decompress(data[at : at + span.size_bytes], span.raw_bytes, f"{path} frame {frame}")
+            if digest.hexdigest() != segment.fact.sha256:
+                raise DamagedState(f"{path}: its bytes are not those that the manifest names")
 
     def base(self, installed: Mapping[str, int] | None = None) -> Base:
         """What the next commit can append to, after these rollouts were installed from here as these attempts.
@@ -171,8 +181,10 @@ class ParticipantFiles:
 
     def source(self) -> FrameSource:
         """The frames of this participant's segments."""
-        limit = max(FRAME_BYTES, self._max_record_bytes) + ENVELOPE_BYTES
-        return FrameSource(self._fs, self._directory, self._segments, limit)
+        return FrameSource(self._fs, self._directory, self._segments, self._frame_limit())
+
+    def _frame_limit(self) -> int:
+        return max(FRAME_BYTES, self._max_record_bytes) + ENVELOPE_BYTES
 
     def read(self, source: FrameSource, line: IndexLine) -> StoredRecord:
         """The record of one line of the index."""
@@ -238,6 +250,18 @@ def in_scope(lines: Iterable[IndexLine], scope: Mapping[str, int] | None) -> lis
             if before is None or before.episode.attempt < episode.attempt:
                 best[episode.rollout_id] = line
     return list(best.values())
+
+
+def _read_together(frames: Sequence[FrameSpan]) -> Iterator[range]:
+    """Runs of frames of about 8 MiB."""
+    start = size = 0
+    for number, frame in enumerate(frames):
+        if size and size + frame.size_bytes > _CHUNK_BYTES:
+            yield range(start, number)
+            start, size = number, 0
+        size += frame.size_bytes
+    if frames:
+        yield range(start, len(frames))
 
 
 def check_digest(fs: FileSystem, path: PurePath, fact: FileFact) -> None:

@@ -44,6 +44,8 @@ class ExportedRecord:
     revision: int | None = None
     """Unchanged revision of the same episode in the same process = unchanged record; None = compare the bytes."""
     lists: Mapping[str, int] = field(default_factory=dict)
+    prefix: Mapping[str, Any] | None = None
+    """The tokens of a call that was cut, kept beside the records; given anew with every export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,4 @@ class StoredRecord:
     boundary: Boundary | None = None
     turns: int = 0
     needs: Needs | None = None
+    prefix: Mapping[str, Any] | None = None

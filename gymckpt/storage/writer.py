@@ -20,11 +20,13 @@ from gymckpt.storage.index import header_line, index_line
 from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
 from gymckpt.storage.merging import Merged, choose, merge
 from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
+from gymckpt.storage.prefixes import PrefixFrames
 from gymckpt.storage.records import ExportedRecord
 from gymckpt.storage.segments import FrameSource, LineBuffer, Spool
 
 SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
 MERGED_BEFORE_LINK = declare("commit.merged.before_link", "a merged segment is durable under its temporary name")
+PREFIXES_BEFORE_LINK = declare("commit.prefixes.before_link", "the prefixes are durable under their temporary name")
 INDEX_BEFORE_LINK = declare("commit.index.before_link", "the index is durable under its temporary name")
 MANIFEST_BEFORE_LINK = declare("commit.manifest.before_link", "everything but the manifest's name is there")
 MANIFEST_AFTER_LINK = declare("commit.manifest.after_link", "the manifest has its name, its directory is not fsynced")
@@ -80,6 +82,7 @@ class ParticipantWriter:
         self._max_record_bytes = max_record_bytes
         self._level = compression_level
         self._entries: dict[EpisodeId, _Entry] = {}
+        self._prefixes = PrefixFrames(compression_level)
         self._pending: list[Snapshot] = []
         self._mean_bytes = _JOB_BYTES
         self._buffer = LineBuffer(len(self._old))
@@ -109,7 +112,9 @@ class ParticipantWriter:
         if exported.episode in self._entries:
             raise CheckpointFailed(f"{exported.episode} was exported twice")
         pinned = take(exported)
-        entry = self._entries[exported.episode] = _Entry(replace(exported, record={}, lists={}))
+        entry = self._entries[exported.episode] = _Entry(replace(exported, record={}, lists={}, prefix=None))
+        if exported.prefix is not None:
+            await self._offload.run(partial(self._prefixes.add, exported.episode, exported.prefix))
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
             entry.chain = chain
             return
@@ -242,6 +247,7 @@ class ParticipantWriter:
         digest = hashlib.sha256(data).hexdigest()
         index = IndexFact(file=f"episodes-{digest}.jsonl.zst", bytes=len(data), sha256=digest, frames=frames)
         checkpoint_id, kind, instance = self._identity
+        prefixes = self._prefixes.file()
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             format=FORMAT,
@@ -252,7 +258,10 @@ class ParticipantWriter:
             raw_bytes=sum(part.length for chain in chains.values() for part in chain.parts),
             index=index,
             segments=[segment.fact for segment in segments],
+            others=[] if prefixes is None else [prefixes[0]],
         )
+        if prefixes is not None:
+            self._create(PREFIXES_BEFORE_LINK, self._directory / prefixes[0].file, prefixes[1])
         self._create(INDEX_BEFORE_LINK, self._directory / index.file, data)
         durable.sync_directory(self._fs, self._directory)
         self._create(MANIFEST_BEFORE_LINK, self._directory / MANIFEST, manifest.to_bytes())
