@@ -119,23 +119,23 @@ class ModelRole:
             if rollout is None or rollout.episode != episode or episode.capture_key in restarts:
                 continue
             rows = await self._ledger.rows(episode)
-            yield await self._exported(rollout, [rows[position] for position in rollout.delivered])
+            yield self._exported(rollout, [rows[position] for position in rollout.delivered])
 
-    async def _exported(self, rollout: Rollout, delivered: list[Row]) -> ExportedRecord:
+    def _exported(self, rollout: Rollout, delivered: list[Row]) -> ExportedRecord:
         episode = rollout.episode
         # A cut that was restored stays until the call that it belongs to has its response.
         cut = self._cuts.get(episode, rollout.cut)
         if cut is not rollout.exported_cut:
             rollout.exported_cut, rollout.revision = cut, self._serving.next_revision()
         self._exported_keys[episode.capture_key] = staging_keys(delivered, cut)
-        revision = rollout.revision
-        dumped = None if cut is None else await self._offload.run(cut.model_dump)
+        prefix = None if cut is None else cut.tokens()
         return ExportedRecord(
             episode,
-            record_of(episode, delivered, dumped),
+            record_of(episode, delivered, cut),
             turns=len(delivered),
-            revision=revision,
+            revision=rollout.revision,
             lists={"/rows": len(delivered)},
+            prefix=prefix,
         )
 
     async def validate(self, records: AsyncIterator[StoredRecord]) -> Installable:

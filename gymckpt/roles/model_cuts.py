@@ -36,6 +36,8 @@ from gymckpt.wire.cuts import (
 
 M = TypeVar("M", bound=BaseModel)
 
+TOKEN_FIELDS = ("token_ids", "log_probs")
+
 logger = logging.getLogger("gymckpt.model")
 
 
@@ -54,6 +56,14 @@ class Cut(BaseModel):
     def request_digest(self) -> str:
         """The call that may use it."""
         return self.claim.request_digest
+
+    def without_tokens(self) -> dict[str, Any]:
+        """The cut as it stands in a record."""
+        return self.model_dump(exclude={"claim": set(TOKEN_FIELDS)})
+
+    def tokens(self) -> dict[str, Any]:
+        """Its tokens, as they are kept beside the records."""
+        return {name: getattr(self.claim, name) for name in TOKEN_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +214,11 @@ def claim_problem(claim: PrefixClaim | None, prefix: CutPrefix, candidate: Candi
     return None
 
 
-def read_cut(value: Any) -> Cut:
-    """A cut out of a record; raises `ValueError`."""
-    cut = Cut.model_validate(value)
-    tokens = cut.claim
-    if prefix_digest(tokens.token_ids, tokens.log_probs) != cut.prefix.prefix_digest:
+def read_cut(value: Any, tokens: Mapping[str, Any] | None) -> Cut:
+    """A cut out of a record, with its tokens from beside the records; raises `ValueError`."""
+    if not isinstance(value, dict) or not isinstance(value.get("claim"), dict) or tokens is None:
+        raise ValueError("a generation cut without a claim or without its tokens")
+    cut = Cut.model_validate({**value, "claim": {**value["claim"], **tokens}})
+    if prefix_digest(cut.claim.token_ids, cut.claim.log_probs) != cut.prefix.prefix_digest:
         raise ValueError("the tokens of the generation cut do not have its digest")
     return cut

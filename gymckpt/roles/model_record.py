@@ -1,7 +1,7 @@
 """The model server's record of one episode: `{episode_id, rows[], generation_cuts[<= 1]}`, out and in."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,12 @@ class Restored:
     cut: Cut | None
 
 
-def record_of(episode: EpisodeId, rows: list[Row], cut: dict[str, Any] | None = None) -> Record:
+def record_of(episode: EpisodeId, rows: list[Row], cut: Cut | None = None) -> Record:
     """The record of an episode with these delivered calls."""
     return {
         "episode_id": {"rollout_id": episode.rollout_id, "attempt": episode.attempt},
         "rows": rows,
-        "generation_cuts": [] if cut is None else [cut],
+        "generation_cuts": [] if cut is None else [cut.without_tokens()],
     }
 
 
@@ -49,7 +49,7 @@ def read_record(stored: StoredRecord) -> Restored:
         raise InvalidCheckpointState(f"model record of episode {episode}: a call has two rows")
     if len(cuts) > 1:
         raise InvalidCheckpointState(f"model record of episode {episode}: {len(cuts)} generation cuts, at most one")
-    return Restored(episode, rows, _cut(episode, cuts[0]) if cuts else None)
+    return Restored(episode, rows, _cut(episode, cuts[0], stored.prefix) if cuts else None)
 
 
 def staging_keys(rows: Sequence[Row], cut: Cut | None = None) -> list[str]:
@@ -58,10 +58,10 @@ def staging_keys(rows: Sequence[Row], cut: Cut | None = None) -> list[str]:
     return keys if cut is None else keys + cut.claim.staging_keys
 
 
-def _cut(episode: EpisodeId, value: Any) -> Cut | None:
+def _cut(episode: EpisodeId, value: Any, tokens: Mapping[str, Any] | None) -> Cut | None:
     """A cut that cannot be read is another implementation's: its call is generated again, nothing else is lost."""
     try:
-        return read_cut(value)
+        return read_cut(value, tokens)
     except ValueError as error:
         logger.warning("the generation cut of episode %s is not used: %s", episode, str(error)[:300])
         return None

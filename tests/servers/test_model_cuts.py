@@ -218,6 +218,28 @@ def test_the_checkpoint_holds_the_tokens_so_a_worker_without_its_staging_continu
     run(work())
 
 
+def test_the_tokens_of_a_cut_stand_in_a_file_of_their_own_and_nothing_is_restored_if_it_is_damaged(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with scene(tmp_path) as play:
+            await cut_in_the_middle(play, "Why?", 100)
+        part = tmp_path / "checkpoints" / FIRST / "gym" / "model" / "policy_model"
+        (file,) = part.glob("prefixes-*.jsonl.zst")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        async with scene(tmp_path) as play:
+            fields: dict[str, Any] = {
+                "episode_ids": [{"rollout_id": "r-1"}],
+                "checkpoint_dir": play.server.directory(FIRST),
+            }
+            refused = await play.server.try_control("restore", RESTORE, **fields)
+            assert refused.json()["error"]["code"] == "invalid_checkpoint_state"
+            assert "prefixes-" in refused.json()["error"]["detail"]
+
+    run(work())
+
+
 def test_another_request_than_the_one_that_was_cut_is_generated_whole(tmp_path: Path) -> None:
     async def work() -> None:
         async with scene(tmp_path) as play:
