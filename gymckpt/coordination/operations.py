@@ -68,7 +68,7 @@ class Prepared:
     failures: tuple[Failure, ...] = ()
     unreached: tuple[ParticipantRef, ...] = ()
     restarts: Mapping[EpisodeId, str] = field(default_factory=dict)
-    """Episodes that a participant cannot capture, each with the instance that says so (the first one met)."""
+    """Episodes that a participant cannot capture, each with the instance that says so (the last one asked)."""
 
     @property
     def blockers(self) -> tuple[str, ...]:
@@ -125,7 +125,8 @@ def _is_prepared(reply: PrepareReply) -> bool:
 def _note_restarts(participant: ParticipantRef, report: Report, restarts: dict[EpisodeId, str]) -> list[Failure]:
     try:
         for key in report.restarts:
-            restarts.setdefault(EpisodeId.parse(key), participant.instance)
+            # The last stage that reports it is nearest to the cause: the others only learned of it from headers.
+            restarts[EpisodeId.parse(key)] = participant.instance
     except InvalidRolloutId as error:
         return [Failure(participant, ServerError(f"prepare on {participant} reports a restart: {error.detail}"))]
     return []

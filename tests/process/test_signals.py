@@ -21,6 +21,10 @@ def checkpoints(command: CommandLine) -> list[dict[str, Any]]:
     return [event for event in command.events if event["event"] == "checkpoint"]
 
 
+def steps(site: Site) -> list[str]:
+    return [episode["boundary"]["step"] for episode in site.inspect()["episodes"] if episode["boundary"]]
+
+
 def test_sigterm_takes_a_checkpoint_prints_the_command_that_resumes_and_exits_75(site: Site) -> None:
     site.prepare()
     command = site.collect("@workbench", "--limit", "30", "--checkpoint-every", "off", "--concurrency", "16")
@@ -47,14 +51,17 @@ def test_sigterm_takes_a_checkpoint_prints_the_command_that_resumes_and_exits_75
 
 def test_shell_episodes_never_delay_a_checkpoint_and_start_over_after_a_crash(site: Site) -> None:
     site.prepare()
-    command = site.collect("@mixed", "--limit", "40", "--checkpoint-every", "500ms", "--concurrency", "20")
+    command = site.collect(
+        "@mixed", "--limit", "40", "--checkpoint-every", "500ms", "--keep", "1000", "--concurrency", "20"
+    )
     resumed = None
     try:
-        with_restarts = command.wait_event("checkpoint", lambda event: event["restarts"] > 0)
+        with_restarts = command.wait_event("checkpoint", lambda event: event["restarts"] > 3)
         shown = site.inspect("--checkpoint", with_restarts["checkpoint_id"])
         restarts = [episode for episode in shown["episodes"] if episode["restart"] is not None]
-        assert restarts
-        assert {episode["restart"] for episode in restarts} == {"cannot_capture:shell"}
+        reasons = {episode["restart"] for episode in restarts}
+        assert "cannot_capture:shell" in reasons
+        assert reasons <= {"cannot_capture:shell", "no_boundary"}  # the latter had only just begun
         command.kill_everything()
         resumed = site.restore()
         assert resumed.finish() == 0, resumed.describe()
@@ -78,17 +85,9 @@ def test_shell_episodes_run_on_when_nothing_crashes(site: Site) -> None:
 
 def test_a_checkpoint_is_published_while_a_judge_is_still_at_work(site: Site) -> None:
     site.prepare(judged={"judge_delay_s": 3600})
-    command = site.collect("@judged", "--limit", "4", "--checkpoint-every", "500ms")
+    command = site.collect("@judged", "--limit", "4", "--checkpoint-every", "500ms", "--keep", "1000")
     try:
-        taken = command.wait_event("checkpoint", lambda event: event["episodes"] == 4)
-        shown = site.inspect("--checkpoint", taken["checkpoint_id"])
-        command.wait_until(
-            lambda: any(
-                all(e["boundary"] and e["boundary"]["step"] == "verify" for e in site.inspect()["episodes"])
-                for _ in checkpoints(command)[-1:]
-            )
-        )
-        assert shown["episodes"]
+        command.wait_checkpoint(lambda: steps(site) == ["verify"] * 4)
         assert not [event for event in command.events if event["event"] == "outcome"]
     finally:
         command.close()
