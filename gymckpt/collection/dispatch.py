@@ -45,8 +45,8 @@ class Surroundings(Protocol):
         """Return once the event is durable and applied."""
         ...
 
-    async def commit(self, outcome: Outcome) -> None:
-        """`record`, then the result files, then those who watch."""
+    async def commit(self, outcome: Outcome, *, large: bool) -> None:
+        """`record`, then the result files, then those who watch. `large`: its row is worth a thread."""
         ...
 
     async def retire(self, episode: EpisodeId) -> None:
@@ -345,13 +345,14 @@ class Dispatcher:
             return judge_error(error)
         finally:
             flight.limit = None
-        return await self._judge(reply, flight.episode)
+        flight.large = len(reply.body) > LARGE_REPLY_BYTES
+        return await self._judge(reply, flight)
 
-    async def _judge(self, reply: Reply, episode: EpisodeId) -> Verdict:
+    async def _judge(self, reply: Reply, flight: Flight) -> Verdict:
         now = self._clock.time()
-        if len(reply.body) > LARGE_REPLY_BYTES:
-            return await self._offload.run(lambda: judge(reply, episode, now))
-        return judge(reply, episode, now)
+        if flight.large:
+            return await self._offload.run(lambda: judge(reply, flight.episode, now))
+        return judge(reply, flight.episode, now)
 
     # What came of it
 
@@ -410,7 +411,7 @@ class Dispatcher:
         flight.committing = True
         self._committing.add(task)
         try:
-            await self._around.commit(outcome)
+            await self._around.commit(outcome, large=flight.large)
         finally:
             self._committing.discard(task)
             flight.committing = False

@@ -26,6 +26,8 @@ class Flight:
     """How long the servers had been closed in all when it began."""
     cohort: str | None = None
     sent: bool = False
+    large: bool = False
+    """Its reply is too large to be handled on the event loop."""
     committing: bool = False
     """Its reply came and its outcome is being made durable: it is no longer cut short."""
     abandoned: str | None = None

@@ -64,22 +64,22 @@ class Journals:
         """The durable end of each journal."""
         return {name: journal.position for name, journal in self._all.items()}
 
-    async def append(self, event: Event) -> int:
+    async def append(self, event: Event, *, large: bool = False) -> int:
         """Return the event's number in its journal once it is durable and `on_durable` has taken it into account, in
         the order of the journal. A caller that is cancelled does not call it back: `settled` waits for such events.
 
-        On a full disk it waits and tries again, and raises `NoSpace` when patience ends.
+        `large`: its row is worth a thread of its own. On a full disk it waits and tries again, and raises `NoSpace` when patience ends.
         """
-        task = asyncio.create_task(self._append(event))
+        task = asyncio.create_task(self._append(event, large))
         self._appending.add(task)
         task.add_done_callback(self._appended)
         return await asyncio.shield(task)
 
-    async def _append(self, event: Event) -> int:
+    async def _append(self, event: Event, large: bool) -> int:
         begun_s: float | None = None
         while True:
             try:
-                number = await self._write(event)
+                number = await self._write(event, large)
             except NoSpace:
                 now_s = self._clock.monotonic()
                 if begun_s is None:
@@ -94,9 +94,9 @@ class Journals:
             self.on_durable(event, number)
             return number
 
-    def _write(self, event: Event) -> Coroutine[Any, Any, int]:
+    def _write(self, event: Event, large: bool) -> Coroutine[Any, Any, int]:
         if isinstance(event, events.Outcome):
-            return self._outcomes.append(events.to_json(replace(event, row=None)), event.row)
+            return self._outcomes.append(events.to_json(replace(event, row=None)), event.row, large=large)
         return self._all[event.journal].append(events.to_json(event))
 
     def _appended(self, task: "asyncio.Task[int]") -> None:

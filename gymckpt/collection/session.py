@@ -158,9 +158,9 @@ class Session:
 
     # What surrounds the dispatcher
 
-    async def commit(self, outcome: Outcome) -> None:
+    async def commit(self, outcome: Outcome, *, large: bool) -> None:
         crash_point(OUTCOME_BEFORE_JOURNAL)
-        await self.record(outcome)
+        await self.journals.append(outcome, large=large)
         crash_point(OUTCOME_AFTER_JOURNAL)
 
     async def retire(self, episode: EpisodeId) -> None:

@@ -65,12 +65,16 @@ class OutcomesJournal(Journal):
         self._index_lines: list[bytes] = []
         self._index: tuple[JournalFile, WriteHandle] | None = None
 
-    async def append(self, event: dict[str, Any], payload: Any = None) -> int:
-        """As `Journal.append`. The payload is durable together with its event, never without it."""
-        members = await self._offload.run(
-            lambda: (b'"event":' + jsoncodec.dumps(event), b',"payload":' + jsoncodec.dumps(payload))
-        )
-        return await self._group.add(members)
+    async def append(self, event: dict[str, Any], payload: Any = None, *, large: bool = True) -> int:
+        """As `Journal.append`. The payload is durable together with its event, never without it.
+
+        One that is not `large` is encoded where it is: a thread would cost more than it saves.
+        """
+
+        def encode() -> tuple[bytes, bytes]:
+            return b'"event":' + jsoncodec.dumps(event), b',"payload":' + jsoncodec.dumps(payload)
+
+        return await self._group.add(await self._offload.run(encode) if large else encode())
 
     def outcomes(self) -> Iterator[Outcome]:
         """Every event that counts, with the place of its payload. Blocking; reads no payload."""
