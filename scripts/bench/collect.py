@@ -1,0 +1,211 @@
+"""What the collector itself costs: CPU seconds of its process a rollout, against a server that does nothing.
+
+    .venv/bin/python scripts/bench/collect.py [--rollouts N] [--rounds N] [--concurrency N ...]
+
+Beside it run, interleaved, a bare loop on the same transport that posts the same bodies and appends the same results
+durably, and the same loop on plain aiohttp. Each runs in a process of its own; the server has one too.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+REPLY = {"reward": 1.0, "responses_create_params": {"input": "?"}, "response": {"output": ["x" * 1500]}}
+
+
+def row(number: int) -> dict[str, Any]:
+    params = {"input": f"{number} " + "y" * 1500, "metadata": {"seed": str(number)}}
+    return {
+        "task_id": {"taskset": "bench", "task_id": str(number)},
+        "task_input": {"responses_create_params": params, "task_data": {"n": number}},
+    }
+
+
+def serve() -> None:
+    """The server that does nothing: parses nothing, answers the same bytes."""
+    import uvicorn
+
+    body = json.dumps(REPLY).encode()
+    start = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+    }
+    missing = {"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"2")]}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        run = scope["path"] == "/run"
+        await send(start if run else missing)
+        await send({"type": "http.response.body", "body": body if run else b"{}"})
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    print(listening.getsockname()[1], flush=True)
+    config = uvicorn.Config(app, log_level="error", timeout_keep_alive=75, lifespan="off", access_log=False)
+    asyncio.run(uvicorn.Server(config).serve([listening]))
+
+
+async def collector(url: str, rollouts: int, concurrency: int, directory: Path) -> None:
+    from gymckpt import jsoncodec
+    from gymckpt.collection import collector
+    from gymckpt.collection.inputs import TaskInput
+    from gymckpt.collection.opening import Ports
+    from gymckpt.collection.routing import Server
+    from gymckpt.collection.settings import CollectSettings
+    from gymckpt.ports import ServerRef, SystemClock, ThreadOffload
+    from gymckpt.storage.files import LocalFileSystem
+    from gymckpt.wire.client import HttpTransport
+
+    settings = CollectSettings(tasks="bench", concurrency=concurrency)
+    source = TaskInput("bench", lambda: (jsoncodec.dumps(row(n)) + b"\n" for n in range(rollouts)))
+    servers = (Server(ServerRef("environment", url)),)
+    async with HttpTransport(max_connections=concurrency) as data, HttpTransport(max_connections=16) as control:
+        ports = Ports(SystemClock(), LocalFileSystem(), ThreadOffload(), data, control)
+        summary = await collector.collect(settings, directory, servers, ports, source=source)
+    assert summary.counts.succeeded == rollouts
+
+
+class _Durable:
+    """Appends lines to a file; those who wait share an fsync."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir()
+        self._file = path.open("ab", buffering=0)
+        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def append(self, line: bytes) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((line, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write())
+        await future
+
+    async def _write(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            data = b"".join(line for line, _ in batch)
+            await asyncio.get_running_loop().run_in_executor(None, self._store, data)
+            for _, future in batch:
+                future.set_result(None)
+
+    def _store(self, data: bytes) -> None:
+        self._file.write(data)
+        os.fsync(self._file.fileno())
+
+
+async def bare(url: str, rollouts: int, concurrency: int, directory: Path) -> None:
+    """The same bodies on the same transport, the same results appended durably, and nothing else."""
+    from gymckpt import jsoncodec
+    from gymckpt.ports import Deadline, ServerRef, SystemClock
+    from gymckpt.wire.client import HttpTransport
+
+    server, clock = ServerRef("environment", url), SystemClock()
+    results = _Durable(directory / "rollouts.jsonl")
+    numbers = iter(range(rollouts))
+    async with HttpTransport(max_connections=concurrency) as transport:
+
+        async def worker() -> None:
+            for number in numbers:
+                reply = await transport.call(
+                    server, "POST", "/run", _body(number), deadline=Deadline.after(clock, 600.0)
+                )
+                await results.append(jsoncodec.dumps({**jsoncodec.loads(reply.body), "_ng_task_index": number}) + b"\n")
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+
+async def plain_aiohttp(url: str, rollouts: int, concurrency: int, directory: Path) -> None:
+    import aiohttp
+    import orjson
+
+    results = _Durable(directory / "rollouts.jsonl")
+    numbers = iter(range(rollouts))
+    connector = aiohttp.TCPConnector(limit=concurrency)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def worker() -> None:
+            for number in numbers:
+                headers = {"content-type": "application/json"}
+                async with session.post(url + "/run", data=orjson.dumps(_body(number)), headers=headers) as reply:
+                    body = orjson.loads(await reply.read())
+                await results.append(orjson.dumps({**body, "_ng_task_index": number}) + b"\n")
+
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+
+
+def _body(number: int) -> dict[str, Any]:
+    made = row(number)
+    return {"episode_id": {"rollout_id": f"0-{number}", "attempt": 0}, "task": made}
+
+
+KINDS = {"collector": collector, "bare": bare, "aiohttp": plain_aiohttp}
+
+
+def measure(kind: str, url: str, rollouts: int, concurrency: int) -> None:
+    """Run one kind in this process, and print its CPU and wall seconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        usage, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        asyncio.run(KINDS[kind](url, rollouts, concurrency, Path(scratch) / "run"))
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
+    print(json.dumps({"cpu_s": cpu_s, "wall_s": time.monotonic() - wall, "peak_mb": after.ru_maxrss / 1024}))
+
+
+def _run(*arguments: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64, 256, 1024])
+    options = parser.parse_args()
+    server = subprocess.Popen([sys.executable, __file__, "serve"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+    try:
+        print(f"{options.rollouts} rollouts, CPU ms a rollout of the collecting process (median of {options.rounds})")
+        print("concurrency  collector    bare  aiohttp  collector/bare  collector/aiohttp  rollouts/s")
+        for concurrency in options.concurrency:
+            found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+            for _ in range(options.rounds):
+                for kind, results in found.items():
+                    results.append(_run(kind, url, str(options.rollouts), str(concurrency)))
+            cpu = {k: _median(r["cpu_s"] for r in results) / options.rollouts * 1e3 for k, results in found.items()}
+            rate = options.rollouts / _median(result["wall_s"] for result in found["collector"])
+            ratios = cpu["collector"] / cpu["bare"], cpu["collector"] / cpu["aiohttp"]
+            numbers = f"{cpu['collector']:9.3f} {cpu['bare']:7.3f} {cpu['aiohttp']:8.3f}"
+            print(f"{concurrency:11d}  {numbers} {ratios[0]:15.2f} {ratios[1]:18.2f} {rate:11.0f}", flush=True)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    elif len(sys.argv) == 5 and sys.argv[1] in KINDS:
+        measure(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()
