@@ -170,7 +170,7 @@ class Ledger:
             except FileNotFoundError:
                 continue
             now = self._rows.get(episode.rollout_id, {}).get(episode.attempt)
-            if now is places and len(now) == count and episode not in self._cache:
+            if now is places and len(places) == count and episode not in self._cache:
                 self._keep(episode, [value["row"] for value in values], sum(places.lengths))
         self._cache.move_to_end(episode)
         return cached

@@ -101,7 +101,7 @@ def repeated(rows: Sequence[Row], capture_key: str, request_digest: str) -> Row 
     done = {row.get("parent") for row in rows} | {row.get("repeats") for row in rows}
     for row in rows:
         same = row.get("request_digest") == request_digest and row.get("capture_key") != capture_key
-        if same and row["call_id"] not in done:
+        if same and row["call_id"] not in done and isinstance(row.get("index"), int):
             return row
     return None
 

@@ -513,11 +513,12 @@ def test_a_worker_that_never_answers_a_cut_takes_at_most_half_of_the_time_left(t
 
 def test_the_control_token_goes_only_to_backends_that_were_named_for_it(tmp_path: Path) -> None:
     async def work() -> None:
-        for name, options, cuts in (
+        cases: list[tuple[str, dict[str, Any], int]] = [
             ("unnamed", {"generation_cuts": None}, 0),
             ("named", {"generation_cuts": None, "control_urls": ["http://worker"]}, 1),
             ("off", {"generation_cuts": False, "control_urls": ["http://worker"]}, 0),
-        ):
+        ]
+        for name, options, cuts in cases:
             async with scene(tmp_path / name, **options) as play:
                 assert len((await cut_in_the_middle(play, "Why?", 20))["staging_keys"]) == cuts
                 counts = (await play.server.status())["report"]["counts"]
