@@ -17,11 +17,14 @@ def register(app: typer.Typer) -> None:
     """Add the verb to `app`."""
     app.command(
         "status",
-        epilog="Example: gymckpt status --url environment=http://127.0.0.1:8001 --url agent=http://127.0.0.1:8002",
+        epilog="Examples: gymckpt status runs/a · gymckpt status --url environment=http://127.0.0.1:8001",
     )(status)
 
 
 def status(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="A run directory: the servers that it was begun with.")
+    ] = None,
     url: Annotated[
         list[str] | None, typer.Option("--url", metavar="NAME=URL", help="A server by its instance name.")
     ] = None,
@@ -35,10 +38,12 @@ def status(
 
     Exit code 5 if a server cannot be asked.
     """
-    if not url:
+    servers = [_server(pair) for pair in url or []]
+    if directory is not None:
+        servers += _servers_of(directory, {server.instance for server in servers})
+    if not servers:
         raise UsageError("no server is named", hint="give --url NAME=URL, once for each server")
     token = required_control_token(control_token_file)
-    servers = [_server(pair) for pair in url]
 
     from gymckpt.report.documents import StatusDocument
     from gymckpt.report.tables import servers_table
@@ -59,3 +64,17 @@ def _server(pair: str) -> ServerRef:
     if not equals or not address.startswith(("http://", "https://")):
         raise UsageError(f"--url {pair!r} is not NAME=URL")
     return ServerRef(name, address.rstrip("/"))
+
+
+def _servers_of(directory: Path, named: set[str]) -> list[ServerRef]:
+    from gymckpt.collection.rundirectory import RunPaths, read_run
+    from gymckpt.storage.files import LocalFileSystem
+
+    settings = read_run(LocalFileSystem(), RunPaths(directory)).settings
+    found = [ServerRef(name, url.rstrip("/")) for name, url in dict(settings.get("url", {})).items()]
+    if not found:
+        raise UsageError(
+            f"{directory} was begun with servers of its own, on ports that only its collector knows",
+            hint="its progress is in: gymckpt inspect; its servers' logs are in servers/",
+        )
+    return [server for server in found if server.instance not in named]

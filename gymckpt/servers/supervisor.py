@@ -98,7 +98,6 @@ class Supervisor:
         self._clock: Clock = clock or SystemClock()
         self._children: list[_Child] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._stopping = False
 
     @property
     def servers(self) -> tuple[RunningServer, ...]:
@@ -203,8 +202,6 @@ class Supervisor:
             assert child.process is not None
             status = await child.process.wait()
             _end_group(child.process.pid)
-            if self._stopping:
-                return
             died = f"{child.config.instance} died ({_how(status)})"
             self._say("died", child, died)
             if not self._restart or not await self._may_restart(child):
@@ -232,11 +229,11 @@ class Supervisor:
         self._on_event(ServerEvent(event, child.config.instance, detail))
 
     async def _stop(self) -> None:
-        self._stopping = True
-        await asyncio.gather(*(_end(child.process) for child in self._children if child.process is not None))
+        # The keepers first: none may start a server again while the others end.
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(_end(child.process) for child in self._children if child.process is not None))
         for child in self._children:
             child.reserved.close()
 

@@ -113,11 +113,16 @@ def test_failed_rollouts_are_listed_opened_again_and_then_succeed(
     assert gymckpt("restore", run).returncode == 0
 
 
-def test_a_result_cannot_be_resolved_away(environment_server: _Environment, tmp_path: Path) -> None:
+def test_a_result_cannot_be_resolved_away_and_status_knows_the_servers_of_a_run(
+    environment_server: _Environment, tmp_path: Path
+) -> None:
     run, url = str(tmp_path / "run"), f"environment={environment_server.url}"
     done = gymckpt("collect", str(_tasks(tmp_path, "a")), "--url", url, "--run-dir", run, "--json")
     assert done.returncode == 0, done.stderr
     (rollout_id,) = (e["rollout_id"] for e in map(json.loads, done.stdout.splitlines()) if e["event"] == "outcome")
+    asked = gymckpt("status", run, "--json", env={"GYMCKPT_CONTROL_TOKEN": "a-token"})
+    (server,) = json.loads(asked.stdout)["servers"]
+    assert (server["instance"], server["kind"], server["problem"]) == ("environment", None, None)
     refused = inline("resolve", run, rollout_id, "--omit")
     assert refused.returncode == 3
     assert "its result stays" in refused.stderr

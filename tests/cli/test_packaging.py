@@ -1,7 +1,11 @@
 """What is in the wheel: every package of the tree, and the command line as gymckpt.commands."""
 
+import re
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -17,3 +21,17 @@ def test_nobody_gets_a_top_level_package_called_commands() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     assert "commands" not in project["tool"]["setuptools"]["packages"]
     assert project["tool"]["setuptools"]["package-dir"]["gymckpt.commands"] == "commands"
+
+
+@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test", "scripts/environment", ".ci/run"])
+def test_every_script_is_a_script(script: str) -> None:
+    subprocess.run(["sh", "-n", script], cwd=CHECKOUT, check=True)
+    if script != "scripts/environment":
+        assert (CHECKOUT / script).stat().st_mode & 0o111
+
+
+def test_the_batch_script_of_the_guide_is_one() -> None:
+    (script,) = re.findall(r"```bash\n(.*?)```", (CHECKOUT / "docs" / "operating.md").read_text(), re.DOTALL)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "--resume" in script
+    assert "75" in script
