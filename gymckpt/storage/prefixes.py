@@ -22,24 +22,28 @@ PREFIX = "prefixes-"
 
 
 class PrefixFrames:
-    """The file in the making, compressed as it comes. Blocking."""
+    """The file in the making: few and small, so they are held until the end."""
 
     def __init__(self, level: int) -> None:
         self._level = level
-        self._frames: list[bytes] = []
+        self._taken: list[tuple[EpisodeId, Mapping[str, Any]]] = []
 
-    def add(self, episode: EpisodeId, prefix: Mapping[str, Any]) -> None:
+    def take(self, episode: EpisodeId, prefix: Mapping[str, Any]) -> None:
         """One more line."""
-        line = {"rollout_id": episode.rollout_id, "attempt": episode.attempt, "prefix": dict(prefix)}
-        self._frames.append(compress(jsoncodec.dumps(line) + b"\n", self._level))
+        self._taken.append((episode, prefix))
 
     def file(self) -> tuple[FileFact, bytes] | None:
-        """The file's fact and bytes, or None if there is nothing to keep. The same for as long as nothing is added."""
-        if not self._frames:
+        """The file's fact and bytes, or None if there is nothing to keep; the same every time. Blocking."""
+        if not self._taken:
             return None
-        data = b"".join(self._frames)
+        data = b"".join(compress(_line(episode, prefix), self._level) for episode, prefix in self._taken)
         digest = hashlib.sha256(data).hexdigest()
         return FileFact(file=f"{PREFIX}{digest}.jsonl.zst", bytes=len(data), sha256=digest), data
+
+
+def _line(episode: EpisodeId, prefix: Mapping[str, Any]) -> bytes:
+    line = {"rollout_id": episode.rollout_id, "attempt": episode.attempt, "prefix": dict(prefix)}
+    return jsoncodec.dumps(line) + b"\n"
 
 
 class PrefixFile:

@@ -114,7 +114,7 @@ class ParticipantWriter:
         pinned = take(exported)
         entry = self._entries[exported.episode] = _Entry(replace(exported, record={}, lists={}, prefix=None))
         if exported.prefix is not None:
-            await self._offload.run(partial(self._prefixes.add, exported.episode, exported.prefix))
+            self._prefixes.take(exported.episode, exported.prefix)
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
             entry.chain = chain
             return

@@ -1,0 +1,249 @@
+"""Publishing is all or nothing; what is newest, what is kept, and what is never touched."""
+
+import random
+from typing import Any
+
+import pytest
+
+from gymckpt.errors import CheckpointFailed, DamagedState, NotAsAsked, StorageUnavailable
+from gymckpt.identity import EpisodeId
+from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, Restarted
+from gymckpt.storage.journalfiles import Position
+from gymckpt.storage.published import CHECKPOINT, LATEST
+from gymckpt.storage.salvage import salvage
+from tests.simulation.files import MemoryFileSystem
+from tests.storage.building import (
+    INLINE,
+    ROOT,
+    RUN,
+    RUN_ID,
+    checkpoint_id,
+    collection,
+    directory,
+    load,
+    memory,
+    opaque,
+    part,
+    publish,
+    run,
+    store,
+)
+
+
+def damage(fs: MemoryFileSystem, sequence: int, name: str = "segment", at: float = 0.5) -> None:
+    path = next(part(sequence) / entry.name for entry in fs.scan(part(sequence)) if entry.name.startswith(name))
+    data = bytearray(fs.read(path))
+    data[int(len(data) * at)] ^= 1
+    fs.overwrite(path, bytes(data))
+
+
+def ids(*sequences: int) -> list[str]:
+    return [checkpoint_id(sequence) for sequence in sequences]
+
+
+def listed(fs: MemoryFileSystem) -> list[tuple[str, str]]:
+    return [(entry.checkpoint_id, entry.state) for entry in run(directory(fs).listing())]
+
+
+def test_what_is_published_is_found_with_all_that_the_controller_recorded() -> None:
+    fs = memory()
+    more: dict[str, Any] = {
+        "restarted": [Restarted(EpisodeId("x", 2), "no_boundary")],
+        "journals": {"dispatch": Position("dispatch-000001-0001.jsonl", 120, 3)},
+        "name": "before-the-move",
+    }
+    published, _ = run(publish(fs, 1, [opaque("o", 1)], **more))
+    found, problems = run(directory(fs).newest_valid(RUN_ID))
+    assert (found, problems) == (published, [])
+    assert found is not None
+    assert found.collection == collection(1, [EpisodeId("o")], **more)
+    assert found.participants == (("agent", "a"),)
+    assert run(directory(fs).latest()) == checkpoint_id(1)
+    assert run(directory(fs).open(checkpoint_id(1))) == published
+
+
+def test_the_newest_is_by_epoch_and_sequence_whatever_latest_says() -> None:
+    fs = memory()
+
+    async def both() -> None:
+        checkpoints = directory(fs)
+        for sequence, epoch in ((5, 1), (3, 2)):
+            await checkpoints.begin(checkpoint_id(sequence))
+            await store(fs, sequence, [opaque("o", sequence)])
+            await checkpoints.publish(
+                checkpoint_id(sequence), Collection(checkpoint_id(sequence), RUN_ID, sequence, epoch, 1.0)
+            )
+        fs.overwrite(RUN / LATEST, checkpoint_id(5).encode())
+        found, _ = await checkpoints.newest_valid(RUN_ID)
+        assert found is not None
+        assert found.collection.sequence == 3
+
+    run(both())
+
+
+def test_a_checkpoint_of_another_run_is_never_taken() -> None:
+    fs = memory()
+    run(publish(fs, 1, [opaque("o", 1)]))
+    assert run(directory(fs).newest_valid("f" * 32)) == (None, [])
+
+
+def test_a_torn_old_checkpoint_does_not_stand_in_the_way_of_a_newer_good_one() -> None:
+    fs = memory()
+    for sequence in (1, 2):
+        run(publish(fs, sequence, [opaque("o", sequence)]))
+    fs.overwrite(ROOT / checkpoint_id(1) / CHECKPOINT, b"{}")
+    found, problems = run(directory(fs).newest_valid(RUN_ID))
+    assert found is not None
+    assert found.collection.sequence == 2
+    assert [checkpoint_id(1) in problem.what for problem in problems] == [True]
+
+
+def test_a_damaged_newest_is_named_and_skipped() -> None:
+    fs = memory()
+    for sequence in (1, 2):
+        run(publish(fs, sequence, [opaque("o", sequence)]))
+    damage(fs, 2)
+    found, problems = run(directory(fs).newest_valid(RUN_ID))
+    assert found is not None
+    assert found.collection.sequence == 1
+    assert len(problems) == 1
+    assert "segment-" in str(problems[0])
+
+
+def test_a_read_that_fails_now_is_not_damage() -> None:
+    fs = memory()
+    run(publish(fs, 1, [opaque("o", 1)]))
+
+    def before(operation: str, path: object) -> None:
+        if operation == "read":
+            raise OSError(5, "I/O error")
+
+    fs.before = before
+    with pytest.raises(StorageUnavailable):
+        run(directory(fs).newest_valid(RUN_ID))
+
+
+def test_a_checkpoint_copied_under_another_name_does_not_count() -> None:
+    fs = memory()
+    run(publish(fs, 1, [opaque("o", 1)]))
+    fs.make_root(part(2))
+    for path, data in fs.tree().items():
+        if checkpoint_id(1) in path:
+            fs.create((ROOT / checkpoint_id(2)).joinpath(*path.split("/")[4:])).write(data)
+    assert listed(fs) == [(checkpoint_id(2), "damaged"), (checkpoint_id(1), "published")]
+
+
+def test_nothing_is_published_unless_every_commit_that_succeeded_is_there() -> None:
+    fs = memory()
+
+    async def attempts() -> None:
+        checkpoints = directory(fs)
+        await checkpoints.begin(checkpoint_id(1))
+        await store(fs, 1, [opaque("o", 1)])
+        for expected in ([], [("model", "m")], [("agent", "a"), ("model", "m")]):
+            with pytest.raises(CheckpointFailed, match="manifests of"):
+                await checkpoints.publish(checkpoint_id(1), collection(1), expected=expected)  # type: ignore[arg-type]
+        with pytest.raises(CheckpointFailed):
+            await checkpoints.publish(checkpoint_id(1), collection(2))
+        assert await checkpoints.newest_valid(RUN_ID) == (None, [])
+        await checkpoints.publish(checkpoint_id(1), collection(1), expected=[("agent", "a")])
+        await checkpoints.publish(checkpoint_id(1), collection(1), expected=[("agent", "a")])
+
+    run(attempts())
+
+
+@pytest.mark.parametrize("name", ["manifest", "episodes"])
+def test_a_part_that_is_not_whole_is_not_published(name: str) -> None:
+    fs = memory()
+
+    async def attempt() -> None:
+        await directory(fs).begin(checkpoint_id(1))
+        await store(fs, 1, [opaque("o", 1)])
+        damage(fs, 1, name)
+        with pytest.raises(DamagedState):
+            await directory(fs).publish(checkpoint_id(1), collection(1))
+
+    run(attempt())
+    assert listed(fs) == [(checkpoint_id(1), "unpublished")]
+
+
+def test_an_id_is_never_used_twice() -> None:
+    fs = memory()
+    run(directory(fs).begin(checkpoint_id(1)))
+    with pytest.raises(NotAsAsked, match="never used again"):
+        run(directory(fs).begin(checkpoint_id(1)))
+    with pytest.raises(NotAsAsked):
+        run(directory(fs).begin("../x"))
+
+
+def test_pruning_keeps_the_newest_whole_ones_and_the_named_ones() -> None:
+    fs = memory()
+    for sequence in range(1, 7):
+        run(publish(fs, sequence, [opaque("o", sequence)], name="kept" if sequence == 2 else None))
+    damage(fs, 6)
+    assert sorted(run(directory(fs).prune(2))) == ids(1, 3)
+    assert [name for name, _ in listed(fs)] == ids(2, 4, 5, 6)
+    assert run(directory(fs).prune(0)) == ids(4)
+    found, _ = run(directory(fs).newest_valid(RUN_ID))
+    assert found is not None
+    assert found.collection.sequence == 5
+
+
+def test_pruning_removes_what_was_never_published_but_not_what_is_being_made() -> None:
+    fs = memory()
+
+    async def begin() -> None:
+        await directory(fs).begin(checkpoint_id(1))
+        await store(fs, 1, [opaque("o", 1)])
+        await publish(fs, 2, [opaque("o", 2)])
+        await directory(fs).begin(checkpoint_id(3))
+        fs.make_root(ROOT / "someone-elses")
+
+    run(begin())
+    assert run(directory(fs).prune(2)) == ids(1)
+    assert sorted(name for name, _ in listed(fs)) == [*ids(2, 3), "someone-elses"]
+
+
+def test_pruning_another_runs_checkpoints_takes_that_runs_name() -> None:
+    fs = memory()
+    for sequence in (1, 2):
+        run(publish(fs, sequence, [opaque("o", sequence)]))
+    assert run(directory(fs).prune(1, "f" * 32)) == []
+
+
+def test_a_symlink_is_never_followed_in_removing() -> None:
+    fs = memory()
+    run(directory(fs).begin(checkpoint_id(1)))
+    fs.symlink(ROOT / checkpoint_id(1) / "gym")
+    run(directory(fs).discard(checkpoint_id(1)))
+    assert listed(fs) == []
+    fs.symlink(ROOT / checkpoint_id(2))
+    with pytest.raises(DamagedState):
+        run(directory(fs).discard(checkpoint_id(2)))
+    run(directory(fs).discard(checkpoint_id(3)))
+
+
+def test_salvage_makes_a_smaller_checkpoint_of_what_can_still_be_read() -> None:
+    fs, rng = memory(), random.Random(1)
+    records = [opaque(f"o-{n}", rng.randbytes(300_000).hex()) for n in range(4)]
+    published, _ = run(publish(fs, 1, records))
+    damage(fs, 1, at=0.4)
+    made = run(
+        salvage(fs, INLINE, directory(fs), published, checkpoint_id(2), sequence=2, epoch=1, created_at=5.0),
+    )
+    assert [problem.episodes for problem in made.lost] == [(EpisodeId("o-1"),)]
+    assert made.checkpoint.collection.continued == [EpisodeId(f"o-{n}") for n in (0, 2, 3)]
+    assert made.checkpoint.collection.restarted == [Restarted(EpisodeId("o-1"), "damaged")]
+    assert run(load(fs, 2)) == {r.episode: r.record for r in records if r.episode.rollout_id != "o-1"}
+    found, _ = run(directory(fs).newest_valid(RUN_ID))
+    assert found == made.checkpoint
+
+
+def test_without_an_index_nothing_can_be_salvaged() -> None:
+    fs = memory()
+    published, _ = run(publish(fs, 1, [opaque("o", 1)]))
+    damage(fs, 1, "episodes")
+    with pytest.raises(DamagedState):
+        run(salvage(fs, INLINE, directory(fs), published, checkpoint_id(2), sequence=2, epoch=1, created_at=5.0))
+    assert isinstance(directory(fs), CheckpointDirectory)
+    assert listed(fs) == [(checkpoint_id(1), "published")]
