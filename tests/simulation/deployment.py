@@ -141,6 +141,7 @@ class Deployment:
         self._grace_s = grace_s
         self._boots = 0
         self._processes: list[Process] = []
+        self._begun: list[Process] = []
         self.run(self._boot_all())
 
     # Running
@@ -264,8 +265,8 @@ class Deployment:
 
     def collect(self, *, restore: bool | None = None, **settings: Any) -> Life:
         """Start a collector: `collect` at first, later whatever goes on with what stands there. Does not wait."""
-        process = self._process(f"collector-{len(self.lives)}")
-        life = Life(len(self.lives), process, Wishes())
+        self._begun.append(process := self._process(f"collector-{len(self._begun)}"))
+        life = Life(len(self._begun) - 1, process, Wishes())
         self.lives.append(life)
         process.on_death.add(life.ended.set)
         if restore is None:
@@ -302,6 +303,7 @@ class Deployment:
             life.error = error
         except Exception as error:  # a bug: the check of the history shows it
             life.error = error
+        life.process.over = True
         life.ended.set()
 
     def source(self) -> TaskInput:
@@ -310,8 +312,8 @@ class Deployment:
         return TaskInput("jobs", lambda: [lines])
 
     def _lives(self, holder: Holder) -> bool:
-        life = self.lives[holder.pid - 1000]
-        return not life.process.dead and not life.ended.is_set()
+        process = self._begun[holder.pid - 1000]
+        return not process.dead and not process.over
 
     def kill_collector(self, life: Life | None = None) -> None:
         """SIGKILL to a collector."""
@@ -325,6 +327,12 @@ class Deployment:
                 return reached()
             await asyncio.sleep(0.1)
         return True
+
+    async def until_quiet(self, end_s: float) -> None:
+        """Let time pass until every participant is idle, at most until `end_s`."""
+        participants = [server.participant for server in self.servers.values() if server.participant is not None]
+        while any(participant.phase != "idle" for participant in participants) and self.loop.time() < end_s:
+            await asyncio.sleep(10)
 
     async def finish(self, lives: int = 8) -> Life:
         """Without further trouble: servers up, and collectors one after the other until nothing is left to do."""
@@ -383,7 +391,8 @@ class Deployment:
     def copy_out(self) -> Path:
         """The run directory and every checkpoint that ever was, in a temporary directory of the real disk."""
         self.remember_checkpoints()
-        root = Path(tempfile.mkdtemp(prefix="gymckpt-simulated-"))
+        memory = Path("/dev/shm")
+        root = Path(tempfile.mkdtemp(prefix="gymckpt-simulated-", dir=memory if memory.is_dir() else None))
         for path, data in {**self.checkpoints, **self.disk.tree(RUN)}.items():
             copy = root / PurePath(path).relative_to(HOME)
             copy.parent.mkdir(parents=True, exist_ok=True)

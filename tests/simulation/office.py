@@ -74,7 +74,7 @@ class Worker:
         seen = [item["output"] for item in said if item.get("type") == "function_call_output"]
         turn = len(seen) // width
         key = headers.get(HEADER_CAPTURE_KEY.encode(), b"").decode()
-        self.audit("policy_model", EpisodeId.parse(key) if key else None, turn + 1)
+        self.audit("policy_model", EpisodeId.parse(key) if key else None, turn)
         await asyncio.sleep(seconds(body["metadata"], turn, most=4.0))
         if turn < rounds:
             output = [

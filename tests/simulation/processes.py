@@ -30,6 +30,8 @@ class Process:
         self.skew_s = skew_s
         self.dead = False
         self.stopped = False
+        self.over = False
+        """It came to its own end."""
         self.reaping = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self.on_death: set[Callable[[], None]] = set()
