@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class History:
     world: World
     rng: random.Random
     current: dict[str, EpisodeId] = field(default_factory=dict)
-    """What the collector that lives now believes to be in flight."""
+    """What the collector that lives now has in flight; a dead one has nothing, and no outcome reaches it."""
     snapshots: dict[str, dict[EpisodeId, dict[str, list[int]]]] = field(default_factory=dict)
     """By published checkpoint: for each continued episode what each server held."""
     used: set[EpisodeId] = field(default_factory=set)
@@ -70,6 +71,8 @@ class History:
         await asyncio.sleep(self.rng.choice([1.0, 100.0, 2000.0]))
 
     async def checkpoint(self) -> None:
+        if not self.current:
+            return
         servers, life = self.world.servers, self.life()
         network, host = MortalNetwork(servers.network, life), self.world.host(life)
         host.flying = dict.fromkeys(self.current.values(), "env")
@@ -91,40 +94,41 @@ class History:
                 offload=servers.offload,
             )
             await checkpointer.take()
-        except (Killed, GymckptError):
+        except Killed:
+            self.current = {}
+        except GymckptError:
             pass
         for listed in await self.world.directory.listing():
             if listed.published is not None and listed.checkpoint_id not in self.snapshots:
                 self.snapshots[listed.checkpoint_id] = {e: held[e] for e in listed.published.collection.continued}
 
     async def recover(self) -> None:
-        await self._recover(self.life())
+        self.current = {}
+        with suppress(Killed, GymckptError):
+            await self.recover_once(self.life())
 
     def life(self) -> Life:
         return Life(self.rng.choice([None, self.rng.randrange(150)]))
 
-    async def _recover(self, life: Life) -> Recovered | None:
+    async def recover_once(self, life: Life) -> None:
+        """Recover and go on; raises what the collector would."""
         servers = self.world.servers
         network, host = MortalNetwork(servers.network, life), self.world.host(life)
-        try:
-            deployment = await coordination.discover(servers.servers, network, TOKEN, servers.deadline())
-            found, problems = await find_candidates(self.world.directory, host.run_id)
-            assert problems == []
-            recovered = await recover(
-                deployment,
-                network,
-                TOKEN,
-                host,
-                found,
-                RecoverySettings(),
-                servers.clock,
-                fs=servers.fs,
-                offload=servers.offload,
-            )
-        except (Killed, GymckptError):
-            return None
+        deployment = await coordination.discover(servers.servers, network, TOKEN, servers.deadline())
+        found, problems = await find_candidates(self.world.directory, host.run_id)
+        assert problems == []
+        recovered = await recover(
+            deployment,
+            network,
+            TOKEN,
+            host,
+            found,
+            RecoverySettings(),
+            servers.clock,
+            fs=servers.fs,
+            offload=servers.offload,
+        )
         await self._go_on(recovered)
-        return recovered
 
     async def _go_on(self, recovered: Recovered) -> None:
         """Check what the recovery left, and dispatch, as a collector does."""
@@ -173,7 +177,7 @@ async def live_through(path: Path, seed: int) -> int:
     history.world.servers.network.faults.clear()
     await asyncio.sleep(5000)
     assert history.world.servers.closed() == []
-    assert await history._recover(Life()) is not None
+    await history.recover_once(Life())
     await history.world.servers.stop()
     return len(history.snapshots)
 
