@@ -2,8 +2,8 @@
 
 The first line is `{"segments": [{"file", "frames": [[compressed, uncompressed], ...]}, ...]}`. The others are
 `{"rollout_id", "attempt", "boundary", "turns", "bytes", "needs", "parts": [[segment, frame, offset, length], ...]}`,
-and what an append has to know: `"lists"` (length of each append-only list after each part), `"digest"` (of the head),
-and `"next"` (number of the next part, where parts were merged).
+and what an append has to know: `"lists"` (length of each append-only list after each part), `"tails"` (digest of each
+list's last item), `"digest"` (of the head), and `"next"` (number of the next part, where parts were merged).
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,10 +92,12 @@ class IndexLine:
         for lengths in lists.values():
             if not isinstance(lengths, list) or len(lengths) != len(parts) or not all(map(_is_count, lengths)):
                 raise self._damage("its lists")
-        following = self._fields.get("next", len(parts))
+        tails, following = self._fields.get("tails", {}), self._fields.get("next", len(parts))
+        if not isinstance(tails, dict) or not all(isinstance(tail, str) for tail in tails.values()):
+            raise self._damage("its tails")
         if not _is_count(following):
             raise self._damage("its next part")
-        return Chain(parts, {name: tuple(lengths) for name, lengths in lists.items()}, following, None, digest)
+        return Chain(parts, {name: tuple(lengths) for name, lengths in lists.items()}, following, None, digest, tails)
 
     def _count(self, name: str) -> int:
         value = self._fields.get(name)
@@ -142,6 +144,7 @@ def index_line(exported: ExportedRecord, chain: Chain) -> bytes:
     }
     if chain.lists:
         fields["lists"] = chain.lists
+        fields["tails"] = chain.tails
     if chain.next_part != len(chain.parts):
         fields["next"] = chain.next_part
     if chain.digest is not None:

@@ -141,7 +141,7 @@ def dissolve(
             last_of.append(index)
     end_run()
     lists = {name: tuple(lengths[index] for index in last_of) for name, lengths in chain.lists.items()}
-    return Chain(tuple(parts), lists, chain.next_part, chain.revision, chain.digest)
+    return Chain(tuple(parts), lists, chain.next_part, chain.revision, chain.digest, chain.tails)
 
 
 def _fold(lines: list[tuple[bytes, int]], episode: EpisodeId) -> list[tuple[bytes, int]]:

@@ -127,15 +127,16 @@ class ParticipantFiles:
         data = durable.read_small(self._fs, where, _MANIFEST_LIMIT_BYTES)
         if is_plain(data):
             self._plain = PlainForm(self._fs, self._directory, data, self._max_record_bytes)
-            found = (self._plain.kind, self._plain.instance)
+            self._check_owner(self._plain.kind, self._plain.instance)
         else:
-            manifest = read_manifest(data, str(where))
-            found = (manifest.kind, manifest.instance)
-        if found != (self._kind, self._instance):
-            raise DamagedState(f"{where}: it is of {'/'.join(found)}, not of {self._kind}/{self._instance}")
-        if self._plain is None:
-            self._manifest = manifest
-            self._open_index(manifest)
+            self._manifest = read_manifest(data, str(where))
+            self._check_owner(self._manifest.kind, self._manifest.instance)
+            self._open_index(self._manifest)
+
+    def _check_owner(self, kind: Kind, instance: str) -> None:
+        if (kind, instance) != (self._kind, self._instance):
+            where = self._directory / MANIFEST
+            raise DamagedState(f"{where}: it is of {kind}/{instance}, not of {self._kind}/{self._instance}")
 
     def _open_index(self, manifest: Manifest) -> None:
         fact, path = manifest.index, self._directory / manifest.index.file

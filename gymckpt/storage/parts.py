@@ -7,7 +7,7 @@ A line that orjson would not read exactly has `"wide": true` before its payload.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gymckpt import jsoncodec
@@ -40,6 +40,8 @@ class Chain:
     revision: int | None = None
     digest: str | None = None
     """Of the head's bytes after the last part, where the role counts no revisions."""
+    tails: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each list's last item: a list that was replaced by another is not taken for one that grew."""
 
     def until(self, count: int) -> "Chain | None":
         """Only the first `count` parts, or None if nothing can be appended to them."""
@@ -55,11 +57,11 @@ class Chain:
     def after(self, address: Address, encoded: "Encoded", revision: int | None) -> "Chain":
         """This chain with one more part."""
         lists = {name: (*self.lists.get(name, ()), length) for name, length in encoded.lists.items()}
-        return Chain((*self.parts, address), lists, self.next_part + 1, revision, encoded.digest)
+        return Chain((*self.parts, address), lists, self.next_part + 1, revision, encoded.digest, encoded.tails)
 
     def same(self, encoded: "Encoded", revision: int | None) -> "Chain":
         """This chain, found to hold an export already."""
-        return Chain(self.parts, self.lists, self.next_part, revision, encoded.digest)
+        return Chain(self.parts, self.lists, self.next_part, revision, encoded.digest, encoded.tails)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Encoded:
     lists: Mapping[str, int]
     digest: str | None
     appended: bool
+    tails: Mapping[str, str]
 
 
 def take(exported: ExportedRecord) -> Snapshot:
@@ -107,7 +110,8 @@ def is_unchanged(exported: ExportedRecord, chain: Chain) -> bool:
 def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:
     """The line to add to `chain`, or none if its bytes are as stored. Raises `CheckpointFailed` if it is too large."""
     exported, lengths = snapshot.exported, chain.lengths() if chain else {}
-    grows = chain is not None and lengths.keys() == exported.lists.keys() and _only_grew(lengths, exported.lists)
+    grows = chain is not None and _grew(chain, snapshot)
+    tails = {name: _tail(items, len(items)) for name, items in snapshot.items.items()}
     compare = exported.revision is None
     head, exact = jsoncodec.encode(snapshot.head) if snapshot.items or compare else (b"", True)
     digest = head_digest(head) if compare else None
@@ -118,7 +122,7 @@ def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> En
         and digest == chain.digest
         and lengths == dict(exported.lists)
     ):
-        return Encoded(None, exported.lists, digest, appended=True)
+        return Encoded(None, exported.lists, digest, appended=True, tails=tails)
     appended = grows and bool(snapshot.items)
     if appended:
         added = {
@@ -134,11 +138,20 @@ def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> En
     check_size(len(payload), max_record_bytes, exported.episode)
     part = chain.next_part if appended and chain else 0
     line = envelope(exported.episode, part, "append" if appended else "full", exact) + payload
-    return Encoded(line, exported.lists, digest, appended)
+    return Encoded(line, exported.lists, digest, appended, tails)
 
 
-def _only_grew(before: Mapping[str, int], after: Mapping[str, int]) -> bool:
-    return all(after[name] >= length for name, length in before.items())
+def _grew(chain: Chain, snapshot: Snapshot) -> bool:
+    """Whether every list begins with what `chain` holds of it, as far as its length and last item tell."""
+    before = chain.lengths()
+    return before.keys() == snapshot.items.keys() and all(
+        len(items) >= before[name] and chain.tails.get(name) in (None, _tail(items, before[name]))
+        for name, items in snapshot.items.items()
+    )
+
+
+def _tail(items: list[Any], length: int) -> str:
+    return hashlib.sha256(jsoncodec.dumps(items[length - 1])).hexdigest()[:16] if length else ""
 
 
 def check_size(size_bytes: int, max_record_bytes: int, episode: EpisodeId) -> None:
@@ -237,8 +250,11 @@ def _steps(pointer: str) -> list[str]:
 
 def _step(container: Any, step: str) -> tuple[Any, str | int]:
     """The member of `container` at `step`, and its key; raises `LookupError` or `TypeError`."""
-    key: str | int = int(step) if isinstance(container, list) and step.isdecimal() else step
-    return container[key], key
+    if isinstance(container, list):
+        return container[int(step)], int(step)
+    if not isinstance(container, dict):
+        raise TypeError(f"{type(container).__name__} has no members")
+    return container[step], step
 
 
 def _walk(record: Record, pointer: str) -> Iterator[tuple[Any, str | int, Any]]:

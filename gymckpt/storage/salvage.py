@@ -67,8 +67,8 @@ async def salvage(
             *(Restarted(episode, REASON) for episode in damaged.collection.continued if episode in unreadable),
         ],
     )
-    expected = [(kind, instance) for kind, instance, _ in sources]
-    return Salvaged(await directory.publish(checkpoint_id, collection, expected=expected), lost)
+    published = await directory.publish(checkpoint_id, collection, expected=damaged.participants)
+    return Salvaged(published, lost)
 
 
 def _unreadable(files: ParticipantFiles) -> list[Problem]:

@@ -356,7 +356,7 @@ class ParticipantWriter:
 
 def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:
     return [
-        Encoded(None, snapshot.exported.lists, chain.digest, appended=True)
+        Encoded(None, snapshot.exported.lists, chain.digest, appended=True, tails=chain.tails)
         if chain is not None and is_unchanged(snapshot.exported, chain)
         else encode(snapshot, chain, limit)
         for snapshot, chain in job

@@ -135,6 +135,17 @@ def test_a_list_that_shrank_is_written_whole() -> None:
     run(commits())
 
 
+def test_a_list_that_was_replaced_by_a_longer_one_is_written_whole() -> None:
+    fs = memory()
+
+    async def commits() -> None:
+        first = await store(fs, 1, [record("r", [1, 2, 3])])
+        await store(fs, 2, [record("r", [7, 8, 9, 10])], first.base)
+        assert (await load(fs, 2))[EpisodeId("r")]["session"]["items"] == [7, 8, 9, 10]
+
+    run(commits())
+
+
 def test_user_data_that_looks_like_a_placeholder_stays() -> None:
     fs = memory()
 

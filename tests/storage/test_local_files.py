@@ -93,7 +93,7 @@ def test_reading_takes_what_is_there(tmp_path: Path) -> None:
 
 def test_commits_work_on_real_files_and_in_threads(tmp_path: Path) -> None:
     async def commits() -> None:
-        base = None
+        base, place = None, tmp_path
         items: list[object] = []
         for sequence in range(20):
             items += [{"n": sequence, "text": "x" * 100_000}]
