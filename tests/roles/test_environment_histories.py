@@ -23,7 +23,7 @@ from tests.simulation.clock import run_virtual
 
 Deed = Literal["checkpoint", "abort", "crash"]
 ROUNDS = 4
-ROLLOUTS = ("a", "b", "c")
+ROLLOUTS: tuple[str, ...] = ("a", "b", "c")
 
 
 class Busy(Hold):
