@@ -24,10 +24,11 @@ class Flight:
     begun_s: float
     closed_s: float
     """How long the servers had been closed in all when it began."""
-    cohort: str | None = None
     sent: bool = False
     large: bool = False
     """Its reply is too large to be handled on the event loop."""
+    replied: bool = False
+    """As a member of a cohort: its reply is durable, and waits for those of the others."""
     committing: bool = False
     """Its reply came and its outcome is being made durable: it is no longer cut short."""
     abandoned: str | None = None
@@ -36,7 +37,13 @@ class Flight:
     _waiters: list["asyncio.Future[bool]"] = field(default_factory=list)
 
     @property
+    def under_way(self) -> bool:
+        """Its request left and neither reply nor refusal has settled it."""
+        return self.sent and not self.replied
+
+    @property
     def restored_unsent(self) -> bool:
+        """A restore installed it, and its request did not leave or was refused as not started."""
         return not self.sent and not self.source.is_input
 
     def cut_short(self, reason: str | None) -> None:

@@ -68,7 +68,8 @@ class Journals:
         """Return the event's number in its journal once it is durable and `on_durable` has taken it into account, in
         the order of the journal. A caller that is cancelled does not call it back: `settled` waits for such events.
 
-        `large`: its row is worth a thread of its own. On a full disk it waits and tries again, and raises `NoSpace` when patience ends.
+        `large`: its row is worth a thread of its own. On a full disk it waits and tries again, and raises `NoSpace`
+        when patience ends.
         """
         task = asyncio.create_task(self._append(event, large))
         self._appending.add(task)

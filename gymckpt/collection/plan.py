@@ -14,7 +14,7 @@ from gymckpt import jsoncodec
 from gymckpt.collection.inputs import Lines, TaskInput
 from gymckpt.collection.planfile import PlanSummary, PlanWriter, plan_line
 from gymckpt.collection.routing import Routing
-from gymckpt.collection.rows import BadRow, TaskRow, read_row, with_repeat
+from gymckpt.collection.rows import BadRow, TaskRow, is_comparative, read_row, with_repeat
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import StoppedResumable, UsageError
 from gymckpt.identity import TaskId
@@ -127,7 +127,7 @@ def write_plan(
     try:
         planner = _Planner(settings, routing, PlanWriter(handle))
         lines = Lines(_watched(source.open(), stopped))
-        reorder = settings.shuffle or settings.cohort is not None
+        reorder = settings.shuffle or settings.cohort is not None or routing.any_named(is_comparative)
         problems, ids = _Problems(), _Ids()
         good = _checked(lines, planner, problems, ids)
         if reorder:

@@ -23,7 +23,10 @@ MAX_FRAME_BYTES = 256 << 20
 _SKIPPABLE = 0x184D2A5C
 _HEAD = re.compile(rb'\{"task":(\d{1,12}),"repeat":(\d{1,9}),')
 
-_NAMES = re.compile(rb'\{"task":\d+,"repeat":\d+,"owner":("(?:[^"\\]|\\.)*"),"agent":(null|"(?:[^"\\]|\\.)*"),')
+_NAMES = re.compile(
+    rb'\{"task":\d+,"repeat":\d+,"owner":("(?:[^"\\]|\\.)*"),"agent":(null|"(?:[^"\\]|\\.)*"),'
+    rb'"cohort":(null|"(?:[^"\\]|\\.)*"),'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,20 @@ class Planned:
     @property
     def name(self) -> str:
         """The agent that the row names, else the instance that it goes to; read without its row."""
+        names = self._names()
+        return str(jsoncodec.loads(names[1] if names[2] == b"null" else names[2]))
+
+    @property
+    def cohort(self) -> str | None:
+        """The cohort that it belongs to; read without its row."""
+        found: str | None = jsoncodec.loads(self._names()[3])
+        return found
+
+    def _names(self) -> re.Match[bytes]:
         match = _NAMES.match(self.line)
         if match is None:
             raise DamagedState(f"plan: rollout {self.task}-{self.repeat} does not say where it goes")
-        return str(jsoncodec.loads(match[1] if match[2] == b"null" else match[2]))
+        return match
 
     def content(self) -> dict[str, Any]:
         """`{"task", "repeat", "owner", "agent", "cohort", "row"}`."""

@@ -54,7 +54,8 @@ class ResultFiles:
         while batch := await self._offload.run(lambda: list(itertools.islice(missing, BATCH))):
             for outcome, stored in batch:
                 # A rollout that was reopened has one row, that of its newest opening.
-                counts = outcome.outcome != "succeeded" or outcome.opening == opening(outcome.episode.rollout_id)
+                newest = outcome.final and outcome.opening == opening(outcome.episode.rollout_id)
+                counts = outcome.outcome != "succeeded" or newest
                 self.add(stored.sequence, replace(outcome, row=await journals.row(stored) if counts else None))
                 if stored.place.length > LARGE_BYTES:
                     await self.flush()
@@ -125,6 +126,8 @@ def _lines(batch: list[tuple[int, Outcome]], succeeded: bool) -> bytes:
     rows = [
         jsoncodec.dumps(outcome.row)
         for _, outcome in batch
-        if outcome.row is not None and (outcome.outcome == "succeeded") is succeeded
+        if outcome.row is not None
+        and (outcome.outcome == "succeeded") is succeeded
+        and (outcome.final or not succeeded)
     ]
     return b"".join(row + b"\n" for row in rows)

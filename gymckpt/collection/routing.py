@@ -1,6 +1,6 @@
 """Which server receives which row."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ class Routing:
     servers: tuple[Server, ...]
     routes: Mapping[str, str] = field(default_factory=dict)
     default_agent: str | None = None
+
+    def any_named(self, like: Callable[[str], bool]) -> bool:
+        """Whether `like` holds for the name of any server or bound agent."""
+        return any(like(name) for server in self.servers for name in (server.ref.instance, server.agent or ""))
 
     def typed(self, task: TaskId) -> str:
         """The instance for a typed row; raises `LookupError` saying why there is none."""

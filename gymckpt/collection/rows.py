@@ -1,5 +1,6 @@
 """One row of the input: its two shapes, what is wrong with it, and what it becomes on the wire."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,15 @@ def read_row(line: bytes, routing: Routing, *, cohort: str | None, overrides: Ma
     found = _typed(row, routing) if typed else _flat(row, routing)
     params = parameters(found.row)
     params.update(overrides)
+    if cohort is None and is_comparative(found.agent or found.owner):
+        cohort = PROMPT
     return TaskRow(found.owner, found.row, found.agent, found.task, _cohort(found.row, cohort))
+
+
+def is_comparative(name: str) -> bool:
+    """Whether this agent's verifier compares all rollouts of one prompt (Gym's `genrm_compare`), so that they form a
+    cohort although nobody said so."""
+    return "genrm" in name
 
 
 def _typed(row: dict[str, Any], routing: Routing) -> TaskRow:
@@ -82,6 +91,8 @@ def _cohort(row: Mapping[str, Any], name: str | None) -> str | None:
     if name is None:
         return None
     data = row["task_input"].get("task_data", {}) if "task_input" in row else row
+    if name == PROMPT and name not in data:
+        return hashlib.sha256(jsoncodec.canonical(parameters(row).get("input"))).hexdigest()
     if name not in data:
         raise BadRow(f"the cohort field {name!r} is missing")
     return jsoncodec.canonical(data[name]).decode()[:MAX_ID]
@@ -94,6 +105,8 @@ def parameters(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PARAMS = "responses_create_params"
+PROMPT = "prompt"
+"""As a cohort field: rows with equal input, unless they have a field of that name."""
 
 
 def with_repeat(row: dict[str, Any], repeat: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class _Rollout:
     spent: int = -1
     failures: int = 0
     owner: str = ""
+    replied: int = -1
 
 
 class Run:
@@ -133,6 +134,18 @@ class Run:
         """The highest attempt that anyone may have heard of; -1 for none."""
         rollout = self._rollouts.get(rollout_id)
         return max(rollout.attempts, default=-1) if rollout else -1
+
+    def ended(self, episode: EpisodeId) -> bool:
+        """Whether what became of this attempt is durable."""
+        rollout = self._rollouts.get(episode.rollout_id)
+        if rollout is None:
+            return self.outcome(episode.rollout_id) != NONE
+        return episode.attempt <= max(rollout.spent, rollout.replied)
+
+    def replied(self, rollout_id: str) -> int:
+        """The last attempt with which this member of a cohort replied, while the cohort is not whole; -1 for none."""
+        rollout = self._rollouts.get(rollout_id)
+        return rollout.replied if rollout else -1
 
     def owner(self, rollout_id: str) -> str:
         """The instance that the last dispatched attempt of this unfinished rollout went to; empty for none."""
@@ -217,6 +230,9 @@ class Run:
         if not event.final:
             self._heard(event.episode)
             rollout = self._rollouts[rollout_id]
+            if event.outcome == "succeeded":
+                rollout.replied = max(rollout.replied, event.episode.attempt)
+                return
             rollout.failures += 1
             rollout.spent = max(rollout.spent, event.episode.attempt)
             return

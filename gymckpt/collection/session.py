@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from gymckpt.collection import events
+from gymckpt.collection.attempts import Limits
 from gymckpt.collection.candidates import find_candidates, with_salvaged
 from gymckpt.collection.checkpointing import Checkpointer, CheckpointSettings
-from gymckpt.collection.dispatch import Dispatcher, Limits
+from gymckpt.collection.dispatch import Dispatcher
 from gymckpt.collection.events import Event, Outcome
-from gymckpt.collection.feed import unfinished
+from gymckpt.collection.feed import unfinished, unfinished_cohorts
 from gymckpt.collection.history import History
 from gymckpt.collection.opening import Opened, Ports
 from gymckpt.collection.progress import OnEvent
@@ -27,6 +28,7 @@ from gymckpt.errors import ControlError, DamagedState, ServerError
 from gymckpt.identity import EpisodeId, new_checkpoint_id
 from gymckpt.ports import Deadline
 from gymckpt.storage.journalfiles import Position
+from gymckpt.storage.outcomes import Outcome as StoredOutcome
 
 OUTCOME_BEFORE_JOURNAL = declare("collector.outcome.before_journal", "a reply was judged, its outcome is not durable")
 OUTCOME_AFTER_JOURNAL = declare("collector.outcome.after_journal", "the outcome is durable, its row is not written")
@@ -163,6 +165,17 @@ class Session:
         await self.journals.append(outcome, large=large)
         crash_point(OUTCOME_AFTER_JOURNAL)
 
+    async def replied_row(self, rollout_id: str) -> dict[str, Any] | None:
+        def last() -> StoredOutcome | None:
+            found = None
+            for outcome, stored in self.journals.outcomes():
+                if outcome.episode.rollout_id == rollout_id and outcome.outcome == "succeeded":
+                    found = stored
+            return found
+
+        stored = await self.ports.offload.run(last)
+        return None if stored is None else await self.journals.row(stored)
+
     async def retire(self, episode: EpisodeId) -> None:
         await self.retirer.retire(episode)
 
@@ -191,18 +204,20 @@ class Session:
         if not isinstance(event, Outcome):
             self.state.apply(event)
             return
-        before = self.state.outcome(event.episode.rollout_id)
+        rollout_id = event.episode.rollout_id
+        before = self.state.outcome(rollout_id)
+        last = EpisodeId(rollout_id, max(event.episode.attempt, self.state.last_attempt(rollout_id)))
         self.state.apply(event)
         self.files.add(number, event)
         if not event.final or before:
             return
         self.tally.finished(event)
-        self.retirer.clear(event.episode)
+        self.retirer.clear(last)
         self.finished.set()
         self.emit(
             {
                 "event": "outcome",
-                "rollout_id": event.episode.rollout_id,
+                "rollout_id": rollout_id,
                 "attempt": event.episode.attempt,
                 "outcome": event.outcome,
                 "reward": event.reward,
@@ -255,7 +270,7 @@ class Session:
             offload=self.ports.offload,
         )
         self._deploy(recovered.deployment)
-        self.dispatcher.starts = dict(recovered.starts)
+        self.dispatcher.begin_with(recovered.starts)
         for note in recovered.notes:
             self.emit({"event": "note", "text": note})
         restored = sum(1 for start in recovered.starts.values() if not start.source.is_input)
@@ -334,7 +349,8 @@ class Session:
 
     async def dispatch(self) -> None:
         """Drive everything that is unfinished to its outcome."""
-        await self.dispatcher.run(unfinished(self.opened.plan, self.state, self.ports.offload))
+        feed = unfinished_cohorts if self.opened.record.largest_cohort > 1 else unfinished
+        await self.dispatcher.run(feed(self.opened.plan, self.state, self.ports.offload))
 
     def background(self) -> list[Callable[[], Awaitable[Any]]]:
         """What runs beside the dispatcher until it is done; each raises only what stops the run."""
