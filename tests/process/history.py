@@ -69,7 +69,9 @@ def positions(checkpoint: Path) -> dict[Episode, Position]:
             for episode, line, record in stored(instance):
                 if line["boundary"] is not None:
                     boundary[episode] = max(boundary[episode], line["boundary"]["number"])
-                turns[episode] = max(turns[episode], line["turns"])
+                if kind in ("environment", "agent"):
+                    # Not the model's own count: a reply that arrived after the agent had closed is made again.
+                    turns[episode] = max(turns[episode], line["turns"])
                 if kind == "resources" and record["state"] is not None:
                     tools[episode] = record["state"]["calls"]
     return {episode: Position(boundary[episode], turns[episode], tools.get(episode)) for episode in continued}
@@ -196,9 +198,7 @@ class History:
             if server not in self.audits or done is None:
                 continue
             made = self.calls(server).get(episode, [])
-            assert not made or made[0] == done + FIRST_CALL[server], (
-                f"{episode}: {server} call {made[0]} after {done}"
-            )
+            assert not made or made[0] == done + FIRST_CALL[server], f"{episode}: {server} call {made[0]} after {done}"
             assert made == sorted(set(made)), f"{episode} repeated a {server} call: {made}"
 
 
