@@ -247,12 +247,13 @@ class Session:
         for problem in self.opened.problems:
             self.emit({"event": "note", "text": f"passed over: {problem}"})
         async with self.control:
-            await self._recover()
+            await self._recover(start_over=self.settings.start_over)
 
     def _has_work(self) -> bool:
         return next(self.state.unresolved_ids(), None) is not None
 
-    async def _recover(self) -> None:
+    async def _recover(self, *, start_over: bool = False) -> None:
+        # Starting over is for the beginning of this command: what dies later has this command's own checkpoints.
         recovered = await recover(
             self.deployment,
             self.ports.control,
@@ -262,7 +263,7 @@ class Session:
             RecoverySettings(
                 self.settings.restore_timeout,
                 self.settings.control_timeout,
-                self.settings.start_over,
+                start_over,
                 self.path_map,
             ),
             self.ports.clock,
