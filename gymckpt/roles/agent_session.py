@@ -32,7 +32,7 @@ class Bench:
 
     def setting(self, track: Track, tools: ToolServer | None) -> LoopSetting:
         """For one loop."""
-        caller = ToolCaller(self.neighbours, tools.server, self.tool_timeout_s) if tools else None
+        caller = ToolCaller(self.neighbours, tools.server, track.episode, self.tool_timeout_s) if tools else None
         return LoopSetting.prefixed(
             track,
             neighbours=self.neighbours,

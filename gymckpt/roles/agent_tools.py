@@ -6,9 +6,10 @@ from typing import Any
 
 from gymckpt import jsoncodec
 from gymckpt.errors import UsageError
+from gymckpt.identity import EpisodeId
 from gymckpt.ports import ServerRef
 from gymckpt.roles.neighbours import Neighbourhood, failure, refusal
-from gymckpt.wire.gym import ToolAccess
+from gymckpt.wire.gym import ToolAccess, rollout_path
 
 DIRECT_HTTP = "direct_http"
 
@@ -56,6 +57,7 @@ class ToolCaller:
 
     neighbours: Neighbourhood
     server: ServerRef
+    episode: EpisodeId
     timeout_s: float
 
     async def round(
@@ -82,12 +84,19 @@ class ToolCaller:
             return _error(f"the arguments of {name} are no JSON: {error}"), cookies
         if not isinstance(arguments, dict):
             return _error(f"the arguments of {name} are not a JSON object"), cookies
-        reply = await self.neighbours.post(
-            self.server, f"/{name}", arguments, timeout_s=self.timeout_s, cookies=cookies
-        )
+        path = await self._path(f"/{name}")
+        reply = await self.neighbours.post(self.server, path, arguments, timeout_s=self.timeout_s, cookies=cookies)
         if reply.status == 409 and refusal(reply) is not None:
             raise failure(reply, f"tool {name} on {self.server.instance}")
         return reply.body.decode("utf-8", "replace"), {**cookies, **reply.cookies}
+
+    async def _path(self, route: str) -> str:
+        # A restored session keeps its cookie. The attempt in the path is what tells the server that a call which was
+        # still on its way when the attempt died is none of its successor's.
+        if self.server.instance not in self.neighbours.servers:
+            return route
+        fenced = (await self.neighbours.participation(self.server.instance)).fences
+        return rollout_path(self.episode, route) if fenced else route
 
 
 def _error(text: str) -> str:

@@ -15,7 +15,7 @@ from gymckpt import jsoncodec
 from gymckpt.errors import CONTROL_ERRORS, NOT_STARTED_CODES, NotSent, ServerError, UsageError
 from gymckpt.ports import Clock, Deadline, Offload, Reply, ServerRef, Transport
 from gymckpt.wire.client import excerpt
-from gymckpt.wire.control import HEADER_RESTART, PREFIX
+from gymckpt.wire.control import EXTENSION_ROLLOUT_PREFIX, HEADER_RESTART, PREFIX
 
 NOT_SENT_RETRY_S = 10.0
 """How long a server that refuses connections is tried."""
@@ -45,6 +45,8 @@ class Participation:
     """It takes part in checkpoints, and wants the rollout's prefix on requests."""
     captures: bool
     """It can capture its sessions; if not, every episode that uses it starts over after a crash."""
+    fences: bool = False
+    """It takes the rollout's prefix on every route, tools too, and refuses a dead attempt's requests by it."""
 
 
 ABSENT = Participation(participant=False, captures=False)
@@ -168,7 +170,12 @@ class Neighbourhood:
             return ABSENT
         if reply.status != 200:
             return None
-        return Participation(participant=True, captures=_json_field(reply, "mode") != "restart_only")
+        extensions = _json_field(reply, "extensions")
+        return Participation(
+            participant=True,
+            captures=_json_field(reply, "mode") != "restart_only",
+            fences=isinstance(extensions, list) and EXTENSION_ROLLOUT_PREFIX in extensions,
+        )
 
 
 def refusal(reply: Reply) -> tuple[str, str] | None:

@@ -30,7 +30,9 @@ ResourcesMode = Literal["stateless", "exported", "restart_only"]
 EXTENSION_RESTORE_LATER_ATTEMPT = "restore_later_attempt"
 EXTENSION_PROBE = "probe"
 EXTENSION_NEEDS = "needs_by_episode"
-EXTENSIONS = (EXTENSION_RESTORE_LATER_ATTEMPT, EXTENSION_PROBE, EXTENSION_NEEDS)
+EXTENSION_ROLLOUT_PREFIX = "rollout_prefix"
+"""Every route of the server also answers behind `/ng-rollout/<capture key>`, so that it knows whose request it is."""
+EXTENSIONS = (EXTENSION_RESTORE_LATER_ATTEMPT, EXTENSION_PROBE, EXTENSION_NEEDS, EXTENSION_ROLLOUT_PREFIX)
 """What our participants offer beyond the published control plane."""
 
 MAX_REPORTED_BLOCKERS = 100

@@ -50,6 +50,7 @@ class Exchange:
     method: str
     path: str
     body: Any
+    cookies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,7 +119,8 @@ class MemoryNetwork:
         if "lost_request" in kinds:
             raise ServerError(f"{where}: the connection broke")
         content = body if isinstance(body, bytes) else b"" if body is None else jsoncodec.dumps(body)
-        self.exchanges.append(Exchange(server.instance, method, path, jsoncodec.loads(content) if content else None))
+        received = jsoncodec.loads(content) if content else None
+        self.exchanges.append(Exchange(server.instance, method, path, received, cookies))
         reply = await self._handled(host, where, method, path, content, headers, cookies)
         await asyncio.sleep(sum(fault.delay_s for fault in faults if fault.kind == "delay_reply"))
         if "lost_reply" in kinds:
