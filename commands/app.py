@@ -1,5 +1,6 @@
 """`gymckpt`: the application, and the one place where an error becomes a message and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -11,7 +12,7 @@ from typer.exceptions import Abort, TyperException
 
 import gymckpt
 from gymckpt import crashpoints
-from gymckpt.errors import GymckptError, UsageError
+from gymckpt.errors import GymckptError, NoSpace, StoppedResumable, UsageError
 
 from . import (
     checkpoint,
@@ -33,6 +34,20 @@ from .console import complain, note
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+PATH_ERRORS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""What the system says of a path that was given wrong."""
 DEBUG_FLAG = "--debug"
 DEBUG_VARIABLE = "GYMCKPT_DEBUG"
 
@@ -89,30 +104,50 @@ def run(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != DEBUG_FLAG]
     try:
         result: Any = typer.main.get_command(app).main(arguments, prog_name="gymckpt", standalone_mode=False)
-    except TyperException as error:
-        # Shown the same way as our own errors, whatever found them.
-        text = " ".join(error.format_message().split())
-        if text:
-            complain(UsageError(text, hint="see gymckpt --help, or gymckpt VERB --help"))
-        return UsageError.exit_code
-    except GymckptError as error:
-        complain(error)
-        if debug:
-            traceback.print_exc()
-        return error.exit_code
-    except (Abort, KeyboardInterrupt):
-        note("interrupted")
-        return INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # Typer turns the first into the second: whoever read our output has seen enough.
         return _seen_enough()
-    except Exception as error:  # the boundary of the program: anything that arrives here is a bug
-        note(f"internal error: {type(error).__name__}: {error}")
-        note("  this is a bug in gymckpt; run the same command with --debug for the traceback to report")
-        if debug:
+    except (Abort, KeyboardInterrupt):
+        note("interrupted")
+        return INTERRUPTED
+    except Exception as error:  # the boundary of the program: nothing goes further up
+        status = _explain(error)
+        if debug and not isinstance(error, TyperException):
             traceback.print_exc()
-        return INTERNAL_ERROR
+        return status
     return result if isinstance(result, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong, in one message, and give the exit code."""
+    match error:
+        case TyperException():
+            # Shown the same way as our own errors, whatever found them.
+            text = " ".join(error.format_message().split())
+            if text:
+                complain(UsageError(text, hint="see gymckpt --help, or gymckpt VERB --help"))
+            return UsageError.exit_code
+        case GymckptError():
+            ours = error
+        case OSError():
+            ours = _told_by_the_system(error)
+        case _:
+            note(f"internal error: {type(error).__name__}: {error}")
+            note("  this is a bug in gymckpt; run the same command with --debug for the traceback to report")
+            return INTERNAL_ERROR
+    complain(ours)
+    return ours.exit_code
+
+
+def _told_by_the_system(error: OSError) -> GymckptError:
+    """An error of the system that nobody below knew better: a path that cannot be used, or a disk that is full."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    what = f"{where}{error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(what, hint="make room, then go on with the same directory")
+    if error.errno in PATH_ERRORS:
+        return UsageError(what)
+    return StoppedResumable(what, hint="when the cause is mended, go on with the same directory")
 
 
 def _seen_enough() -> int:

@@ -26,6 +26,7 @@ def collect(
     Ctrl-C or SIGTERM: a last checkpoint, then the command that goes on is printed (exit 75). SIGUSR1: a checkpoint now.
     """
     from gymckpt.collection import origins
+    from gymckpt.collection.opening import source_of
     from gymckpt.ports import ThreadOffload
     from gymckpt.storage.files import LocalFileSystem
 
@@ -34,8 +35,9 @@ def collect(
     from .places import check_place, fresh_directory
 
     settings = origins.load(given, directory=Path.cwd()).settings
+    source = source_of(settings)  # before any server is started: is there such a file, or such a set?
     root = absolute(settings.run_dir or fresh_directory())
     fs = LocalFileSystem(group_readable=settings.group_readable)
     unfinished = check_place(fs, ThreadOffload(), root, settings, restore=False)
-    job = Job(settings=settings, root=root, restore=False, needs_servers=unfinished, as_json=as_json)
+    job = Job(settings=settings, root=root, source=source, restore=False, needs_servers=unfinished, as_json=as_json)
     raise typer.Exit(carry_out(job))

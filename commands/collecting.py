@@ -5,11 +5,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gymckpt.collection import collector, signals
 from gymckpt.collection.collector import Summary
+from gymckpt.collection.inputs import TaskInput
 from gymckpt.collection.opening import Ports
 from gymckpt.collection.progress import Progress
 from gymckpt.collection.routing import Server
@@ -38,6 +40,8 @@ class Job:
     settings: CollectSettings
     root: Path
     """Absolute."""
+    source: TaskInput | None
+    """The rows of `collect`; None for a restore."""
     restore: bool
     needs_servers: bool
     """False for a run that is complete: there is nothing to ask of any server."""
@@ -114,7 +118,7 @@ async def _collect(job: Job, told: _Told) -> Summary:
             data=await stack.enter_async_context(HttpTransport(max_connections=connections)),
             control=await stack.enter_async_context(HttpTransport(max_connections=CONTROL_CONNECTIONS)),
         )
-        run = collector.restore if job.restore else collector.collect
+        run = collector.restore if job.restore else partial(collector.collect, source=job.source)
         showing = asyncio.create_task(told.keep_showing())
         try:
             return await run(

@@ -47,5 +47,5 @@ def restore(
     settings = origins.load(given, directory=Path.cwd(), run=record.settings).settings
     root = Path(paths.root)
     unfinished = check_place(fs, ThreadOffload(), root, settings, restore=True)
-    job = Job(settings=settings, root=root, restore=True, needs_servers=unfinished, as_json=as_json)
+    job = Job(settings=settings, root=root, source=None, restore=True, needs_servers=unfinished, as_json=as_json)
     raise typer.Exit(carry_out(job))

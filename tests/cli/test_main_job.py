@@ -3,74 +3,12 @@
 import json
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from tests.cli.terminal import GYMCKPT, environment, gymckpt, inline
-
-ROLLOUTS = 4
-
-
-def _deployment(directory: Path, latency_s: float) -> Path:
-    """The bundled servers with a worker that takes its time."""
-    deployment = yaml.safe_load(inline("serve", "--print-config", "--taskset", "workbench").stdout)
-    for server in deployment["servers"]:
-        if server["instance"] == "worker":
-            server["options"] = {"latency_s": latency_s}
-    path = directory / "deployment.yaml"
-    path.write_text(yaml.safe_dump(deployment))
-    return path
-
-
-@contextmanager
-def _collecting(*arguments: str, cwd: Path) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(
-        [*GYMCKPT, "collect", *arguments, "--json"],
-        cwd=cwd,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _until(process: "subprocess.Popen[str]", name: str, minimum: int = 0) -> dict[str, Any]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        event: dict[str, Any] = json.loads(line)
-        if event["event"] == name and event.get("episodes", minimum) >= minimum:
-            return event
-        assert event["event"] != "done", event
-    raise AssertionError(f"it ended without {name}")
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed with everything after a checkpoint with all its episodes in flight."""
-    place = tmp_path_factory.mktemp("interrupted")
-    slow = str(_deployment(place, 0.15))
-    arguments = ["@workbench", "--limit", str(ROLLOUTS), "--serve-config", slow, "--checkpoint-every", "1s"]
-    with _collecting(*arguments, "--run-dir", "run", cwd=place) as process:
-        _until(process, "checkpoint", minimum=ROLLOUTS)
-        process.send_signal(signal.SIGKILL)
-    return place / "run"
-
-
-@pytest.fixture
-def run(interrupted: Path, tmp_path: Path) -> Path:
-    """A copy of it: runs can be moved."""
-    return Path(shutil.copytree(interrupted, tmp_path / "moved"))
+from tests.cli.runs import ROLLOUTS, collecting, deployment_file, until
+from tests.cli.terminal import gymckpt, inline
 
 
 def test_inspect_lists_checkpoints_episodes_and_boundaries(run: Path) -> None:
@@ -177,12 +115,12 @@ def test_prune_keeps_the_newest(run: Path) -> None:
 
 
 def test_a_running_collection_can_be_asked_stopped_and_gone_on_with(tmp_path: Path) -> None:
-    slow = str(_deployment(tmp_path, 3.0))
+    slow = str(deployment_file(tmp_path, 3.0))
     arguments = ["@workbench", "--limit", str(ROLLOUTS), "--serve-config", slow, "--checkpoint-every", "off"]
     run = tmp_path / "run"
-    with _collecting(*arguments, "--run-dir", str(run), cwd=tmp_path) as process:
+    with collecting(*arguments, "--run-dir", str(run), cwd=tmp_path) as process:
         assert process.stderr is not None
-        started = _until(process, "started")
+        started = until(process, "started")
         assert started["pid"] == process.pid
         taken = gymckpt("checkpoint", str(run), "--name", "keep-me", "--json")
         assert taken.returncode == 0, taken.stderr
@@ -201,7 +139,7 @@ def test_a_running_collection_can_be_asked_stopped_and_gone_on_with(tmp_path: Pa
     assert events[-1]["exit_code"] == 75
     assert any(event["event"] == "checkpoint" for event in events)
     (command,) = (line.removeprefix("go on with: gymckpt ") for line in told.splitlines() if "go on with" in line)
-    fast = str(_deployment(tmp_path, 0.0))
+    fast = str(deployment_file(tmp_path, 0.0))
     assert gymckpt(*command.split(), "--serve-config", fast, cwd=tmp_path).returncode in (0, 1)
     (named,) = (c for c in json.loads(inline("inspect", str(run), "--json").stdout)["checkpoints"] if c["name"])
     assert named["checkpoint_id"] == checkpoint_id
@@ -224,8 +162,8 @@ def test_stopped_while_servers_start_it_exits_75_and_leaves_nothing_running(
 ) -> None:
     mark = f"MARK_OF_THIS_TEST={tmp_path}"
     monkeypatch.setenv(*mark.split("=", 1))
-    with _collecting("@workbench", "--run-dir", str(tmp_path / "run"), cwd=tmp_path) as process:
-        _until(process, "note")
+    with collecting("@workbench", "--run-dir", str(tmp_path / "run"), cwd=tmp_path) as process:
+        until(process, "note")
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         told = process.stderr.read()
