@@ -29,6 +29,7 @@ from gymckpt.roles.model_backends import Backend, Backends, BackendSettings, bac
 from gymckpt.roles.model_calls import Delivery
 from gymckpt.roles.model_cuts import CutTaker
 from gymckpt.roles.model_serving import Serving
+from gymckpt.servers.callers import unless_gone
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.scratch import Scratch
 from gymckpt.settings import CheckpointSettings, Settings
@@ -218,7 +219,7 @@ class _Routes:
             if responses.wants_stream(body):
                 call = self._served.call(request, route, body, size_bytes)
                 return StreamingResponse(self._stream(route, call), media_type="text/event-stream")
-            return _Delivered(await self._served.call(request, route, body, size_bytes))
+            return _Delivered(await unless_gone(request, self._served.call(request, route, body, size_bytes)))
 
         return endpoint
 

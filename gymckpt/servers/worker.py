@@ -19,6 +19,7 @@ from gymckpt.errors import GymckptError, Unauthorized, UsageError
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Clock, FileSystem, Offload, SystemClock, ThreadOffload
 from gymckpt.roles.staging import StagingStore
+from gymckpt.servers.callers import unless_gone
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.scratch import Scratch
 from gymckpt.servers.worker_cuts import WorkerCuts
@@ -153,7 +154,7 @@ class _Worker:
             if self.cuts is None or not call_id or not key:
                 raise UsageError(f"{PREFIX_FIELD} needs a worker with cuts enabled, and a call that is named by header")
             await self.cuts.continued(_checked(PrefixClaim, prefix), EpisodeId.parse(key), generation)
-        made = await self._generations.run(generation)
+        made = await unless_gone(request, self._generations.run(generation))
         whole = reply(route, body, made, model=self._engine.model, created_at=int(self._clock.time()))
         headers = {HEADER_POLICY_VERSION: self._engine.policy_version}
         if generation.continued:
