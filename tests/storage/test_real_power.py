@@ -1,0 +1,145 @@
+"""The same promises on real disks: power cuts on loop devices, a full tmpfs, SIGKILL at every system call.
+
+The cuts use the file system's own shutdown without log flush: what was not fsynced is gone. They need root and loop
+devices, and are skipped elsewhere with the reason.
+"""
+
+import asyncio
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tests.storage.workload as workload
+from gymckpt.crashpoints import CRASH_POINTS, ENVIRONMENT_VARIABLE
+
+SHUTDOWN = 0x8004587D
+WITHOUT_LOG_FLUSH = 2
+POINTS = sorted(name for name in CRASH_POINTS if name.split(".")[0] in ("commit", "publish", "journal"))
+UNUSED = {"commit.merged.before_link", "commit.prefixes.before_link"}
+"""Not on the way of so small a run."""
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, check=False)
+
+
+def run_workload(directory: Path, crash_at: str | None, *before: str) -> tuple[int, list[str]]:
+    environment = {**os.environ, **({ENVIRONMENT_VARIABLE: crash_at} if crash_at else {})}
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "tests.storage.workload", str(directory)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@contextmanager
+def mounted(image: Path, place: Path, *options: str) -> Iterator[Path]:
+    place.mkdir(exist_ok=True)
+    done = command("mount", *options, image, place)
+    if done.returncode:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        command("umount", place)
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+
+
+def make_image(kind: str, tmp_path: Path) -> Path:
+    needs_root()
+    maker = shutil.which(f"mkfs.{kind}")
+    if maker is None:
+        pytest.skip(f"mkfs.{kind} is not installed")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate((320 if kind == "xfs" else 32) << 20)
+    made = command(maker, "-q", image)
+    if made.returncode:
+        pytest.skip(f"mkfs.{kind}: {made.stderr.strip()}")
+    return image
+
+
+def cut_power(place: Path) -> None:
+    fd = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", WITHOUT_LOG_FLUSH))
+    except OSError as error:
+        pytest.skip(f"this file system cannot be shut down: {error}")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.power
+@pytest.mark.parametrize("passage", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("point", [*POINTS, "nowhere"])
+def test_a_real_power_cut_at_a_crash_point_loses_nothing_that_was_reported(
+    point: str, kind: str, passage: int, tmp_path: Path
+) -> None:
+    image = make_image(kind, tmp_path)
+    options = ["-o", "loop,commit=300"] if kind == "ext4" else ["-o", "loop"]
+    with mounted(image, tmp_path / "disk", *options) as place:
+        code, said = run_workload(place / "run", f"{point}:kill:{passage}")
+        assert code == (0 if point in {*UNUSED, "nowhere"} else -9)
+        cut_power(place)
+    with mounted(image, tmp_path / "disk", "-o", "loop") as place:
+        asyncio.run(workload.check(place / "run", said))
+
+
+@pytest.mark.power
+@pytest.mark.parametrize("size_kib", range(64, 260, 12))
+def test_a_full_disk_stops_with_its_exit_code_and_loses_nothing(size_kib: int, tmp_path: Path) -> None:
+    needs_root()
+    with mounted(Path("tmpfs"), tmp_path / "disk", "-t", "tmpfs", "-o", f"size={size_kib}k") as place:
+        code, said = run_workload(place / "run", None)
+        assert code in (0, 75)
+        grown = command("mount", "-o", "remount,size=10m", place)
+        assert grown.returncode == 0
+        asyncio.run(workload.check(place / "run", said))
+
+
+CALLS = "write,fsync,ftruncate,link,linkat,rename,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir"
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_system_call_loses_nothing_that_was_reported(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    for number in range(1, 400):
+        place = tmp_path / str(number)
+        place.mkdir()
+        inject = f"inject={CALLS}:signal=SIGKILL:when={number}"
+        code, said = run_workload(
+            place / "run", None, "strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}", "-e", inject
+        )
+        if code == 0:
+            assert said[-1] == f"published {workload.CHECKPOINTS}"
+            assert number > 60
+            return
+        if code not in (-9, 137):
+            pytest.skip(f"strace cannot trace here: exit code {code}")
+        asyncio.run(workload.check(place / "run", said))
+        shutil.rmtree(place)
+    pytest.fail("the workload never ended")
+
+
+def test_the_workload_reports_what_it_did(tmp_path: Path) -> None:
+    code, said = run_workload(tmp_path / "run", None)
+    assert code == 0
+    assert said == [f"{what} {n}" for n in range(1, workload.CHECKPOINTS + 1) for what in ("appended", "published")]
+    asyncio.run(workload.check(tmp_path / "run", said))
