@@ -73,6 +73,7 @@ def test_verify_names_the_damage_and_what_can_still_be_restored(run: Path) -> No
     assert segment.name in inline("verify", str(run)).stdout
 
 
+@pytest.mark.timeout(300)  # several starts of five processes, perhaps beside other tests
 def test_restore_goes_on_and_every_reading_verb_agrees(run: Path) -> None:
     done = gymckpt("restore", str(run), "--json")
     assert done.returncode in (0, 1), done.stderr
@@ -114,6 +115,7 @@ def test_prune_keeps_the_newest(run: Path) -> None:
     assert removed == [checkpoint["checkpoint_id"] for checkpoint in before[:-1]]
 
 
+@pytest.mark.timeout(300)  # several starts of five processes, perhaps beside other tests
 def test_a_running_collection_can_be_asked_stopped_and_gone_on_with(tmp_path: Path) -> None:
     slow = str(deployment_file(tmp_path, 3.0))
     arguments = ["@workbench", "--limit", str(ROLLOUTS), "--serve-config", slow, "--checkpoint-every", "off"]
