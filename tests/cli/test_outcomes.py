@@ -27,7 +27,6 @@ class _Environment(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Environment
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -40,6 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         task_id = body["task"]["task_id"]
         answer: dict[str, Any] = {"episode_id": body["episode_id"], "task_id": task_id}
+        assert isinstance(self.server, _Environment)
         if task_id["task_id"] in self.server.failing:
             answer["failure"] = {
                 "failure_reason": "told to",
