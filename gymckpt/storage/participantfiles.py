@@ -11,7 +11,7 @@ from gymckpt.ports import FileSystem
 from gymckpt.storage import durable
 from gymckpt.storage.base import Base
 from gymckpt.storage.frames import FRAME_BYTES, FrameSpan, decompress
-from gymckpt.storage.index import IndexLine, read_header, read_lines
+from gymckpt.storage.index import IndexLine, find_line, read_header, read_lines
 from gymckpt.storage.manifest import MANIFEST, FileFact, Manifest, Segment, read_manifest, spans
 from gymckpt.storage.parts import ENVELOPE_BYTES, Chain, assemble
 from gymckpt.storage.plainform import PlainForm, is_plain
@@ -65,17 +65,10 @@ class ParticipantFiles:
             yield from self._plain.index()
             return
         seen: set[tuple[object, object]] = set()
-        for number, frame in enumerate(self._index_frames):
-            lines = self._index_lines(number, frame)
-            for line in read_lines(
-                lines[lines.index(b"\n") + 1 :] if number == 0 else lines, self._index_where(number)
-            ):
-                seen.add(line.key)
-                yield line
+        for number, lines in self._episode_lines():
+            yield from read_lines(lines, self._index_where(number), seen)
         if len(seen) != self.record_count:
-            raise DamagedState(
-                f"{self._index_where(0)}: {len(seen)} different episodes, the manifest says {self.record_count}"
-            )
+            raise DamagedState(f"{self._index_where(0)}: {len(seen)} episodes, the manifest says {self.record_count}")
 
     @property
     def stored_bytes(self) -> int:
@@ -233,10 +226,19 @@ class ParticipantFiles:
 
     def find(self, episode: EpisodeId) -> StoredRecord | None:
         """One episode, reading no more than the index and its own frames; None if it is not in here."""
-        for line in self.index():
-            if line.key == (episode.rollout_id, episode.attempt):
+        if self._plain:
+            found = next((line for line in self.index() if line.episode == episode), None)
+            return self._plain.read(found) if found else None
+        for number, lines in self._episode_lines():
+            if line := find_line(lines, episode, self._index_where(number)):
                 return self.read(self.source(), line)
         return None
+
+    def _episode_lines(self) -> Iterator[tuple[int, bytes]]:
+        """The lines of each frame of the index but the first line, which is about segments."""
+        for number, frame in enumerate(self._index_frames):
+            lines = self._index_lines(number, frame)
+            yield number, lines if number else lines[lines.index(b"\n") + 1 :]
 
 
 def in_scope(lines: Iterable[IndexLine], scope: Mapping[str, int] | None) -> list[IndexLine]:
