@@ -1,4 +1,4 @@
-"""`gymckpt export`: the results, sorted, in one file."""
+"""`gymckpt export`: the results, sorted, in one file; or a checkpoint in the form of Gym's own participants."""
 
 import asyncio
 import contextlib
@@ -29,11 +29,21 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, standard output.")
     ] = None,
+    gym: Annotated[
+        Path | None,
+        typer.Option("--gym", metavar="TARGET", help="Write a checkpoint in NeMo Gym's own form below TARGET instead."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="ID", help="With --gym: this one, not the newest.")
+    ] = None,
 ) -> None:
     """Writes the row of each succeeded rollout, sorted by task and repeat, from the journal.
 
     Works while the run goes on and after any crash; exactly what counts at that moment.
     """
+    if gym is not None:
+        note(f"{asyncio.run(_export_checkpoint(directory, gym, checkpoint))} records in {gym}")
+        return
     if format_ not in ("jsonl", "jsonl.zst"):
         raise UsageError(f"--format {format_[:40]!r} is not jsonl or jsonl.zst")
     with _sink(output) as sink:
@@ -72,4 +82,23 @@ async def _export(directory: Path, sink: BinaryIO, *, compress: bool) -> int:
         async for line in export_rows(LocalFileSystem(), ThreadOffload(), RunPaths(directory)):
             sink.write(line)
             written += 1
+    return written
+
+
+async def _export_checkpoint(directory: Path, target: Path, checkpoint_id: str | None) -> int:
+    from gymckpt.ports import ThreadOffload
+    from gymckpt.report import inspection
+    from gymckpt.report.episodes import open_participant, participants
+    from gymckpt.storage.files import LocalFileSystem
+    from gymckpt.storage.plainexport import export_plain
+    from gymckpt.storage.published import PARTICIPANTS
+
+    fs, offload = LocalFileSystem(), ThreadOffload()
+    source = await inspection.newest_checkpoint(fs, offload, inspection.find_target(fs, directory, checkpoint_id))
+    written = 0
+    for kind, instance in participants(fs, source):
+        reader = await open_participant(fs, offload, source, kind, instance)
+        part = target / PARTICIPANTS / kind / instance
+        manifest = await export_plain(fs, offload, reader, part, kind=kind, instance=instance)
+        written += manifest["record_count"]
     return written

@@ -130,7 +130,7 @@ async def exact_episode(fs: FileSystem, offload: Offload, checkpoint: PurePath, 
 
 
 def _attempts(reader: ParticipantReader, rollout_id: str) -> set[EpisodeId]:
-    return {line.episode for line in reader.index() if line.key[0] == rollout_id}
+    return {line.episode for line in reader.index() if line.rollout_id == rollout_id}
 
 
 async def _inspect_alone(fs: FileSystem, offload: Offload, path: PurePath, limit: int) -> InspectDocument:

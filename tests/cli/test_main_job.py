@@ -107,6 +107,17 @@ def test_export_writes_a_new_file_and_never_over_another(run: Path, tmp_path: Pa
     assert "nothing was overwritten" in refused.stderr
 
 
+def test_a_checkpoint_in_gyms_own_form_lists_the_same_episodes(run: Path, tmp_path: Path) -> None:
+    assert inline("export", str(run), "--gym", str(tmp_path / "step_1")).returncode == 0
+    ours, gyms = (
+        json.loads(inline("inspect", str(path), "--json").stdout)["episodes"] for path in (run, tmp_path / "step_1")
+    )
+    assert [(e["rollout_id"], e["attempt"], e["kinds"]) for e in ours] == [
+        (e["rollout_id"], e["attempt"], e["kinds"]) for e in gyms
+    ]
+    assert json.loads(inline("verify", str(tmp_path / "step_1"), "--json").stdout)["checkpoints"][0]["valid"]
+
+
 def test_prune_keeps_the_newest(run: Path) -> None:
     before = json.loads(inline("inspect", str(run), "--json").stdout)["checkpoints"]
     removed = json.loads(inline("prune", str(run), "--json").stdout)["removed"]
