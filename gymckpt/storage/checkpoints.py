@@ -127,6 +127,8 @@ class CheckpointDirectory:
         rubbish = [e.checkpoint_id for e in listed if e.state == "unpublished" and _before(e.checkpoint_id, newest)]
         for checkpoint_id in (*old, *rubbish):
             await self.discard(checkpoint_id)
+        if published:
+            await self._offload.run(self._sweep)
         return [*old, *rubbish]
 
     async def discard(self, checkpoint_id: str) -> None:
@@ -141,6 +143,14 @@ class CheckpointDirectory:
         await self._offload.run(remove)
 
     # Blocking
+
+    def _sweep(self) -> None:
+        """Remove what a crash left of replacing `LATEST`."""
+        with durable.reading(self._root.parent):
+            names = [entry.name for entry in self._fs.scan(self._root.parent)]
+        for name in names:
+            if durable.is_temporary(name) and name.startswith(f".{LATEST}."):
+                durable.remove_quietly(self._fs, self._root.parent / name)
 
     def _damage(self, checkpoint: PublishedCheckpoint, *, quick: bool) -> Problem | None:
         """The first file that is not as it was published."""

@@ -204,6 +204,16 @@ def test_pruning_removes_what_was_never_published_but_not_what_is_being_made() -
     assert sorted(name for name, _ in listed(fs)) == [*ids(2, 3), "someone-elses"]
 
 
+def test_pruning_sweeps_what_a_crash_left_of_replacing_latest() -> None:
+    fs = memory()
+    for sequence in (1, 2):
+        run(publish(fs, sequence, [opaque("o", sequence)]))
+    fs.create(RUN / ".LATEST.0123456789abcdef.tmp").write(b"ckpt")
+    fs.create(RUN / ".someone.tmp").write(b"else")
+    run(directory(fs).prune(2))
+    assert [entry.name for entry in fs.scan(RUN) if entry.kind == "file"] == [".someone.tmp", LATEST]
+
+
 def test_pruning_another_runs_checkpoints_takes_that_runs_name() -> None:
     fs = memory()
     for sequence in (1, 2):
