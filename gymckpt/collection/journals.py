@@ -1,7 +1,7 @@
 """The three journals of a run as one: each event goes to its own, and replay drives the run's state."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -58,7 +58,7 @@ class Journals:
                     hint="restore the journal from a copy; nothing was changed",
                 )
         for journal in self._all.values():
-            await journal.open()
+            await journal.open(inspected=True)
 
     def positions(self) -> dict[str, Position]:
         """The durable end of each journal."""
@@ -148,10 +148,15 @@ class Journals:
 
     async def row(self, stored: StoredOutcome) -> dict[str, Any] | None:
         """The row of an outcome."""
-        payload = await self._outcomes.payload(stored)
-        if payload is not None and not isinstance(payload, dict):
-            raise DamagedState(f"outcome {stored.sequence} holds a row that is no object")
-        return payload
+        return (await self.rows([stored]))[0]
+
+    async def rows(self, stored: Sequence[StoredOutcome]) -> list[dict[str, Any] | None]:
+        """The rows of outcomes that follow one another: what they share on disk is read once."""
+        payloads = await self._outcomes.payloads(stored)
+        for outcome, payload in zip(stored, payloads, strict=True):
+            if payload is not None and not isinstance(payload, dict):
+                raise DamagedState(f"outcome {outcome.sequence} holds a row that is no object")
+        return payloads
 
     async def verify(self) -> None:
         """Read and check every row too. Raises `DamagedState` at the first that is not as it was written."""

@@ -4,8 +4,7 @@ A row is appended after its outcome is durable. From time to time both files are
 they went; on resume what lies beyond is cut off and written again from the journal.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -15,9 +14,9 @@ from gymckpt.collection.journals import Journals
 from gymckpt.collection.rundirectory import RunPaths
 from gymckpt.ports import FileSystem, Offload, WriteHandle
 from gymckpt.storage.durable import exists, sync, sync_directory, writing
+from gymckpt.storage.outcomes import Outcome as StoredOutcome
 
-BATCH = 64
-LARGE_BYTES = 1 << 20
+BATCH_BYTES = 4 << 20
 
 
 class ResultFiles:
@@ -51,14 +50,13 @@ class ResultFiles:
         self._synced = good
         self._written = good.outcomes
         missing = (pair for pair in journals.outcomes() if pair[1].sequence > good.outcomes)
-        while batch := await self._offload.run(lambda: list(itertools.islice(missing, BATCH))):
-            for outcome, stored in batch:
+        while batch := await self._offload.run(lambda: _batch(missing)):
+            rows = await journals.rows([stored for _, stored in batch])
+            for (outcome, stored), row in zip(batch, rows, strict=True):
                 # A rollout that was reopened has one row, that of its newest opening.
                 newest = outcome.final and outcome.opening == opening(outcome.episode.rollout_id)
                 counts = outcome.outcome != "succeeded" or newest
-                self.add(stored.sequence, replace(outcome, row=await journals.row(stored) if counts else None))
-                if stored.place.length > LARGE_BYTES:
-                    await self.flush()
+                self.add(stored.sequence, replace(outcome, row=row if counts else None))
             await self.flush()
 
     def _cut(self, written: RowsWritten) -> RowsWritten:
@@ -131,3 +129,15 @@ def _lines(batch: list[tuple[int, Outcome]], succeeded: bool) -> bytes:
         and (outcome.final or not succeeded)
     ]
     return b"".join(row + b"\n" for row in rows)
+
+
+def _batch(outcomes: Iterator[tuple[Outcome, StoredOutcome]]) -> list[tuple[Outcome, StoredOutcome]]:
+    """As many as are worth one read: few large rows, or many small ones."""
+    batch: list[tuple[Outcome, StoredOutcome]] = []
+    size = 0
+    for pair in outcomes:
+        batch.append(pair)
+        size += pair[1].place.length
+        if size > BATCH_BYTES:
+            break
+    return batch

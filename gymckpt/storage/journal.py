@@ -76,13 +76,13 @@ class Journal:
         """Read and check every file; `replay` and `position` hold afterwards. Changes nothing."""
         await self._offload.run(self._inspect)
 
-    async def open(self, at_least: Position | None = None) -> None:
-        """Check, cut a torn tail off, and begin the epoch, durably.
+    async def open(self, at_least: Position | None = None, *, inspected: bool = False) -> None:
+        """Check (unless just `inspected`, by the same holder), cut a torn tail off, and begin the epoch, durably.
 
         Raises `DamagedState` if the journal ends before `at_least`, which a published checkpoint names: then nothing is
         touched. `NotAsAsked` if this epoch or a later one has begun already.
         """
-        await self._offload.run(lambda: self._open(at_least))
+        await self._offload.run(lambda: self._open(at_least, inspected))
 
     async def append(self, event: dict[str, Any]) -> int:
         """Write `event`; returns its number once it is durable.
@@ -185,8 +185,9 @@ class Journal:
         may_be_torn = limit is None and last
         return measure(self._units(file, size), self._path(file), size, after, later, may_be_torn=may_be_torn)
 
-    def _open(self, at_least: Position | None) -> None:
-        self._inspect()
+    def _open(self, at_least: Position | None, inspected: bool) -> None:
+        if not inspected:
+            self._inspect()
         if at_least is not None and not self.holds(at_least):
             raise DamagedState(
                 f"{self._directory}: the {self._name} journal ends at {self.position}, "

@@ -6,7 +6,7 @@ the payload. It is written after the frame is durable and never fsynced by itsel
 damaged, is read from the frames. So it can prove that a frame counted, and never that one does not exist.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -89,6 +89,21 @@ class OutcomesJournal(Journal):
         """The payload of one outcome; raises `DamagedState` naming file and frame."""
         return await self._offload.run(lambda: self._payload(outcome))
 
+    async def payloads(self, outcomes: Sequence[Outcome]) -> list[Any]:
+        """The payloads of many outcomes; a frame that neighbours share is read once."""
+
+        def read() -> list[Any]:
+            found: list[Any] = []
+            frame: tuple[str, FrameSpan, bytes] | None = None
+            for outcome in outcomes:
+                place = outcome.place
+                if frame is None or frame[:2] != (place.file, place.frame):
+                    frame = (place.file, place.frame, self._frame(place.file, place.frame))
+                found.append(self._payload_in(frame[2], outcome))
+            return found
+
+        return await self._offload.run(read)
+
     async def verify(self) -> None:
         """Read every frame that counts; raises `DamagedState` at the first that is not as it was written."""
         await self._offload.run(self._verify)
@@ -102,9 +117,11 @@ class OutcomesJournal(Journal):
     # Blocking
 
     def _payload(self, outcome: Outcome) -> Any:
+        return self._payload_in(self._frame(outcome.place.file, outcome.place.frame), outcome)
+
+    def _payload_in(self, lines: bytes, outcome: Outcome) -> Any:
         place = outcome.place
         where = f"{self._directory / place.file} frame at {place.frame.offset}"
-        lines = self._frame(place.file, place.frame)
         line = check_line(lines[place.offset : place.offset + place.length])
         if line is None or line.sequence != outcome.sequence:
             raise DamagedState(f"{where}: line {outcome.sequence} is not where the index says")
@@ -149,7 +166,7 @@ class OutcomesJournal(Journal):
                     yield Unit(span.offset, span.offset + span.size_bytes, lines)
                     lines = []
                 span = place.frame
-                lines = [*lines, unit.lines[0]]
+                lines.append(unit.lines[0])
         except DamagedState:
             return  # from here on the frames are read; the last frame's lines may not all be here
         if span is not None:
