@@ -112,10 +112,7 @@ class _Routes:
         return _reply(await self._participant.status())
 
     def _check_token(self, request: Request) -> None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(token.strip().encode("latin-1"), self._token)  # the bytes as they came
-        if not same or scheme.lower() != "bearer":
-            raise Unauthorized("the control plane needs its bearer token (checkpoint.control_auth_token)")
+        check_bearer(request, self._token)
 
     async def _read(self, request: Request, message: type[M]) -> M:
         body = bytearray()
@@ -131,6 +128,14 @@ class _Routes:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part)[:80] for part in first["loc"]) or "body"
             raise BadBody(f"{where}: {first['msg'][:300]}") from error
+
+
+def check_bearer(request: Request, token: bytes) -> None:
+    """Raise `Unauthorized` unless `request` carries this control token."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(given.strip().encode("latin-1"), token)  # the bytes as they came
+    if not same or scheme.lower() != "bearer":
+        raise Unauthorized("the control plane needs its bearer token (checkpoint.control_auth_token)")
 
 
 def _reply(message: BaseModel) -> Response:

@@ -121,6 +121,18 @@ class Sessions:
             raise StaleAttempt(f"{self._instance}: {session} is not episode {episode}'s")
         return session
 
+    def of_episode(self, episode: EpisodeId) -> Session:
+        """The seeded session of this attempt; raises `StaleAttempt` if another one has its place, else
+        `UnknownSession`."""
+        self._marks.check(episode)
+        sessions = self.of_rollout(episode.rollout_id)
+        for session in sessions:
+            if session.episode == episode and session.seeded.is_set():
+                return session
+        if any(session.episode is not None and session.episode > episode for session in sessions):
+            raise StaleAttempt(f"{self._instance}: a later attempt of {episode} has a session here")
+        raise UnknownSession(f"{self._instance} holds no session of {episode}")
+
     def of_rollout(self, rollout_id: str) -> list[Session]:
         """All attempts' sessions of a rollout."""
         return list(self._by_rollout.get(rollout_id, {}).values())

@@ -17,6 +17,14 @@ ROLLOUT_ID: Final = "_ng_rollout_id"
 ATTEMPT_INDEX: Final = "_ng_attempt_index"
 """Fields that a collector adds to a flat row and stamps on its result."""
 
+MCP_PATH: Final = "/mcp"
+"""Where a resources server that exposes its tools over MCP answers."""
+MCP_SESSION_HEADER: Final = "X-NeMo-Gym-Session-Token"
+"""Names the session of an MCP request, by a token that came with its seed."""
+MCP_ACCESS_PATH: Final = "/ng-control/v1/mcp-access"
+"""Ours: gives a session's MCP access anew, `{"episode_id"}` -> `{"resources_tools"}`, to holders of the control
+token."""
+
 Stage = Literal["admission", "seed", "agent", "verification", "cleanup"]
 
 
@@ -75,6 +83,12 @@ class SeedRequest(Body):
     episode_id: EpisodeRef
     task_id: TaskRef
     task_data: dict[str, Any] = Field(default_factory=dict)
+
+
+class McpAccessRequest(Body):
+    """`POST /ng-control/v1/mcp-access`: whose session."""
+
+    episode_id: EpisodeRef
 
 
 class CloseSessionRequest(Body):

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -24,6 +24,9 @@ from gymckpt.servers.resources.server import ResourcesServer, Tool
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
 from gymckpt.wire.control import EpisodeRef
+
+if TYPE_CHECKING:
+    from gymckpt.servers.resources.mcp_routes import McpRoutes
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,8 +57,12 @@ def resources_app(
     clock: Clock | None = None,
     fs: FileSystem | None = None,
     offload: Offload | None = None,
+    expose_tools_over_mcp: bool = False,
 ) -> FastAPI:
-    """An app that serves `server`; with checkpoints enabled, as a participant."""
+    """An app that serves `server`; with checkpoints enabled, as a participant; its tools over MCP too if asked for.
+
+    Raises `UsageError` if MCP is asked for and the extra `gymckpt[mcp]` is not installed.
+    """
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
 
     @asynccontextmanager
@@ -71,6 +78,7 @@ def resources_app(
     cookie = f"{type(server).__name__}___{server.instance}"
     app.add_middleware(SessionMiddleware, secret_key=cookie, session_cookie=cookie)
     requests: Requests = DirectRequests(server)
+    mcp = mcp_routes(server) if expose_tools_over_mcp else None
     if checkpoint.enabled:
         role = ResourcesRole(
             server.instance,
@@ -83,15 +91,31 @@ def resources_app(
         )
         requests = GuardedRequests(server, role)
         mount(app, role, checkpoint, clock=clock, fs=fs or LocalFileSystem(), offload=offload)
-    _Routes(server, requests, offload).add_to(app)
+        if mcp is not None:
+            mcp.add_access_to(app, role, checkpoint)
+    if mcp is not None:
+        mcp.add_to(app, requests)
+    _Routes(server, requests, offload, mcp).add_to(app)
     return app
 
 
+def mcp_routes(server: ResourcesServer) -> "McpRoutes":
+    """What `server` needs to speak MCP; raises `UsageError` without the extra."""
+    try:
+        from gymckpt.servers.resources.mcp_routes import McpRoutes
+    except ImportError as error:
+        raise UsageError(
+            f"{server.instance}: tools over MCP need the package mcp", hint="pip install 'gymckpt[mcp]'"
+        ) from error
+    return McpRoutes(server)
+
+
 class _Routes:
-    def __init__(self, server: ResourcesServer, requests: Requests, offload: Offload) -> None:
+    def __init__(self, server: ResourcesServer, requests: Requests, offload: Offload, mcp: "McpRoutes | None") -> None:
         self._server = server
         self._requests = requests
         self._offload = offload
+        self._mcp = mcp
 
     def add_to(self, app: FastAPI) -> None:
         app.add_api_route("/", self._liveness, methods=["GET"])
@@ -114,14 +138,14 @@ class _Routes:
         request.session["session_id"] = session_id
         reply = {
             "resources_session_id": seed.resources_session_id,
-            "resources_tools": None,
+            "resources_tools": self._mcp.access(session_id, episode) if self._mcp is not None else None,
             "sandbox_access": None,
         }
         return JSONResponse(reply, headers=headers)
 
     async def _verify(self, request: Request) -> Response:
         body, size_bytes = await self._object(request)
-        verdict = await self._requests.verify(_session_id(request), _episode_of_path(request), body)
+        verdict = await self._requests.verify(_session_id(request), episode_of_path(request), body)
         return await self._json({**body, **verdict}, size_bytes)
 
     async def _close(self, request: Request) -> Response:
@@ -139,7 +163,7 @@ class _Routes:
                 signature.bind(None, **arguments)
             except TypeError as error:
                 return JSONResponse({"error": f"{name}: {error}"}, 422)
-            episode = _episode_of_path(request)
+            episode = episode_of_path(request)
             answer = await self._requests.call(_session_id(request), episode, tool, arguments)
             return await self._json(answer, size_bytes)
 
@@ -171,13 +195,14 @@ def _session_id(request: Request) -> str | None:
     return session_id if isinstance(session_id, str) else None
 
 
-def _episode_of_path(request: Request) -> EpisodeId | None:
+def episode_of_path(request: Request) -> EpisodeId | None:
+    """The episode that the rollout prefix of the request's path named, if any."""
     episode = request.scope.get("state", {}).get("episode")
     return episode if isinstance(episode, EpisodeId) else None
 
 
 def _episode_of(request: Request, body: _SeedBody | _CloseBody) -> EpisodeId | None:
-    return _episode_of_path(request) or (body.episode_id.episode if body.episode_id else None)
+    return episode_of_path(request) or (body.episode_id.episode if body.episode_id else None)
 
 
 def _checked(model: type[M], body: dict[str, Any]) -> M:

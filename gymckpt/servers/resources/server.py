@@ -10,6 +10,7 @@ from gymckpt.errors import GymckptError, InvalidCheckpointState
 from gymckpt.identity import EpisodeId
 from gymckpt.jsoncodec import Json
 from gymckpt.roles.resources_hooks import SessionStateError
+from gymckpt.servers.resources.tool_schema import ToolDescription, describe
 from gymckpt.wire.control import ResourcesMode, VerifyMode
 
 Tool: TypeAlias = Callable[..., Awaitable[Json]]
@@ -98,6 +99,10 @@ class ResourcesServer:
         """Tools by name: the methods marked with `@tool`."""
         members = inspect.getmembers(type(self), lambda member: getattr(member, _TOOL_MARK, False))
         return {name: getattr(self, name) for name, _ in members}
+
+    def describe_tool(self, name: str, tool: Tool) -> ToolDescription:
+        """How a tool is listed where agents ask for a list (MCP): by default from its docstring and signature."""
+        return describe(tool)
 
     # What a checkpoint needs of a session: for `exported` servers, one at a time or in batches
 

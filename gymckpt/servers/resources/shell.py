@@ -40,6 +40,8 @@ class ShellOptions(Settings):
     """A line that takes longer ends its session's shell."""
     audit_path: Path | None = None
     """Where a line is written before each call."""
+    expose_tools_over_mcp: bool = False
+    """Serve the tools at `/mcp` too (extra `gymckpt[mcp]`)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,5 +119,7 @@ class Shell(ResourcesServer):
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:
     """See `servers.registry.Builder`; options are `ShellOptions`."""
     clock, offload = SystemClock(), ThreadOffload()
-    server = Shell(instance, read_options(ShellOptions, instance, options), clock=clock, offload=offload)
-    return resources_app(server, checkpoint, clock=clock, offload=offload)
+    settings = read_options(ShellOptions, instance, options)
+    server = Shell(instance, settings, clock=clock, offload=offload)
+    exposed = settings.expose_tools_over_mcp
+    return resources_app(server, checkpoint, clock=clock, offload=offload, expose_tools_over_mcp=exposed)

@@ -15,5 +15,7 @@ from gymckpt.settings import CheckpointSettings
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:
     """See `servers.registry.Builder`; options are `WorkbenchOptions`."""
     clock, offload = SystemClock(), ThreadOffload()
-    server = Workbench(instance, read_options(WorkbenchOptions, instance, options), clock=clock, offload=offload)
-    return resources_app(server, checkpoint, clock=clock, offload=offload)
+    settings = read_options(WorkbenchOptions, instance, options)
+    server = Workbench(instance, settings, clock=clock, offload=offload)
+    exposed = settings.expose_tools_over_mcp
+    return resources_app(server, checkpoint, clock=clock, offload=offload, expose_tools_over_mcp=exposed)

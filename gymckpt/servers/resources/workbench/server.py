@@ -19,10 +19,12 @@ from gymckpt.ports import Clock, Offload
 from gymckpt.roles.audit import AuditLog
 from gymckpt.roles.resources_hooks import SessionStateError
 from gymckpt.servers.resources.server import Call, ResourcesServer, Seed, Tool, Verification
+from gymckpt.servers.resources.tool_schema import ToolDescription
 from gymckpt.servers.resources.workbench.database import MAX_DATABASE_BYTES, new_database, open_database
 from gymckpt.servers.resources.workbench.tools import TOOL_NAMES, run_tool
 from gymckpt.servers.resources.workbench.verifier import office_of, verdict
 from gymckpt.settings import Settings
+from gymckpt.tasksets.workbench_tools import WORKBENCH_TOOLS
 from gymckpt.wire.control import ResourcesMode, VerifyMode
 
 T = TypeVar("T")
@@ -35,6 +37,11 @@ class WorkbenchOptions(Settings):
     """Every call takes this much longer."""
     audit_path: Path | None = None
     """Where a line is written before each call."""
+    expose_tools_over_mcp: bool = False
+    """Serve the tools at `/mcp` too (extra `gymckpt[mcp]`)."""
+
+
+_DESCRIBED = {t["name"]: ToolDescription(t["description"], t["parameters"]) for t in WORKBENCH_TOOLS}
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +81,10 @@ class Workbench(ResourcesServer):
     def tools(self) -> Mapping[str, Tool]:
         """All of `workbench_tools`."""
         return {name: self._tool(name) for name in TOOL_NAMES}
+
+    def describe_tool(self, name: str, tool: Tool) -> ToolDescription:
+        """As `workbench_tools` describes it to a model."""
+        return _DESCRIBED[name]
 
     def _tool(self, name: str) -> Tool:
         async def run(call: Call, **arguments: Any) -> Json:
