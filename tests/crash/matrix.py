@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from gymckpt import crashpoints
-from gymckpt.crashpoints import HANG_S, Action, CrashPointError
+from gymckpt.crashpoints import Action, CrashPointError
 from tests.simulation.checks import check
 from tests.simulation.deployment import SERVERS, Deployment
 from tests.simulation.office import Job
@@ -23,6 +23,8 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 JOBS = (Job(3), Job(3, 2), Job(2), Job(2, 1, "shell"))
 SEED = 7
+PAST_THE_DEADLINE_S = 400.0
+"""Longer than any deadline and lease of the simulated deployment."""
 
 
 def points() -> list[str]:
@@ -40,7 +42,7 @@ class Armed:
     on: bool = False
     fired_in: str | None = None
     passages: Counter[str] = field(default_factory=Counter)
-    hang_s: float = HANG_S
+    hang_s: float = PAST_THE_DEADLINE_S
 
     def __call__(self, name: str) -> None:
         process = current_process()
