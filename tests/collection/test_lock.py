@@ -1,0 +1,139 @@
+"""The lock: one holder, dead ones noticed, robbed ones stopped."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gymckpt.collection.lock import HEARTBEAT_S, STALE_S, Holder, RunLock, process_lives, process_start, this_process
+from gymckpt.collection.rundirectory import RunPaths
+from gymckpt.errors import DamagedState, NotAsAsked
+from gymckpt.ports import ThreadOffload
+from gymckpt.storage.files import LocalFileSystem
+
+
+class Watch:
+    """A clock whose sleeps pass at once; `each` is told of every one."""
+
+    def __init__(self, each: Callable[[], None] = lambda: None) -> None:
+        self.now = 1000.0
+        self.each = each
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        self.now = max(self.now, monotonic_s)
+        self.each()
+        await asyncio.sleep(0)
+
+
+def lock(directory: Path, holder: Holder, *, lives: bool = True, clock: Watch | None = None) -> RunLock:
+    return RunLock(
+        LocalFileSystem(),
+        ThreadOffload(),
+        clock or Watch(),
+        RunPaths(directory),
+        holder=holder,
+        lives=lambda other: lives,
+    )
+
+
+HERE, THERE = Holder("here", 1, "5"), Holder("there", 2, "6")
+
+
+def test_a_live_holder_is_named_and_the_epoch_rises_with_every_new_one(tmp_path: Path) -> None:
+    async def play() -> None:
+        first = lock(tmp_path, HERE)
+        assert await first.take() == 1
+        with pytest.raises(NotAsAsked, match="held by here, process 1"):
+            await lock(tmp_path, Holder("here", 3)).take()
+        await first.release()
+        assert await lock(tmp_path, Holder("here", 3)).take() == 2
+
+    asyncio.run(play())
+
+
+def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path: Path) -> None:
+    async def play() -> None:
+        dead = lock(tmp_path, HERE)
+        await dead.take()
+        assert dead._system is not None
+        dead._system.release()  # as the system does for a killed process
+        clock = Watch()
+        assert await lock(tmp_path, Holder("here", 3), lives=False, clock=clock).take() == 2
+        assert clock.now == 1000.0
+
+    asyncio.run(play())
+
+
+def test_a_holder_on_another_host_is_dead_only_after_its_heartbeat_stood_still(tmp_path: Path) -> None:
+    async def play() -> None:
+        far = lock(tmp_path, THERE)
+        await far.take()
+        assert far._system is not None
+        far._system.release()  # locks of another machine are not always seen here
+        beating = Watch(lambda: far._beat(released=False))
+        with pytest.raises(NotAsAsked, match="there, process 2"):
+            await lock(tmp_path, HERE, clock=beating).take()
+        silent = Watch()
+        assert await lock(tmp_path, HERE, clock=silent).take() == 2
+        assert STALE_S <= silent.now - 1000.0 <= STALE_S + HEARTBEAT_S
+
+    asyncio.run(play())
+
+
+def test_a_holder_on_another_host_that_let_go_is_not_waited_for(tmp_path: Path) -> None:
+    async def play() -> None:
+        far = lock(tmp_path, THERE)
+        await far.take()
+        await far.release()
+        clock = Watch()
+        assert await lock(tmp_path, HERE, clock=clock).take() == 2
+        assert clock.now == 1000.0
+
+    asyncio.run(play())
+
+
+def test_a_robbed_holder_learns_of_it_and_its_late_heartbeat_hides_nothing(tmp_path: Path) -> None:
+    async def play() -> None:
+        robbed = lock(tmp_path, HERE)
+        await robbed.take()
+        thief = lock(tmp_path, Holder("here", 3))
+        assert await thief.take(steal=True) == 2
+        robbed._beat(released=False)
+        with pytest.raises(NotAsAsked, match="taken by here, process 3"):
+            await robbed.check()
+        with pytest.raises(NotAsAsked):
+            await robbed.keep()
+        await thief.check()
+        await robbed.release()
+        await thief.check()
+        with pytest.raises(NotAsAsked, match="held by here, process 3"):
+            await lock(tmp_path, Holder("here", 4)).take()
+
+    asyncio.run(play())
+
+
+def test_a_lock_file_that_cannot_be_read_is_damage_and_not_a_free_run(tmp_path: Path) -> None:
+    (tmp_path / "LOCK").write_text(json.dumps({"host": "here"}))
+    with pytest.raises(DamagedState, match="LOCK"):
+        asyncio.run(lock(tmp_path, HERE).take())
+
+
+def test_a_process_is_told_from_a_later_one_of_the_same_number() -> None:
+    mine = this_process()
+    assert process_lives(mine)
+    assert mine.start == process_start(os.getpid())
+    assert not process_lives(Holder(mine.host, mine.pid, "1"))
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not process_lives(Holder(mine.host, child.pid, None))

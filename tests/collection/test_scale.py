@@ -1,0 +1,94 @@
+"""Large runs: what a resume reads, and what memory holds."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path, PurePath
+
+import pytest
+
+from gymckpt import jsoncodec
+from gymckpt.collection import collector, events
+from gymckpt.collection.inputs import TaskInput
+from gymckpt.collection.opening import Opener, Ports
+from gymckpt.collection.routing import Server
+from gymckpt.collection.settings import CollectSettings
+from gymckpt.coordination import Deployment
+from gymckpt.identity import EpisodeId
+from gymckpt.ports import SystemClock, ThreadOffload
+from gymckpt.storage.files import LocalFileSystem
+from tests.collection.deployments import ENVIRONMENT, PlainEnvironment, typed_row
+from tests.simulation.transport import MemoryNetwork
+
+PAYLOAD_BYTES = 4000
+SERVERS = (Server(ENVIRONMENT),)
+
+
+class CountingFiles(LocalFileSystem):
+    """Counts bytes read by file name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_bytes: Counter[str] = Counter()
+
+    def read(self, path: PurePath, offset: int = 0, length: int = -1) -> bytes:
+        data = super().read(path, offset, length)
+        self.read_bytes[path.name] += len(data)
+        return data
+
+
+def ports(fs: LocalFileSystem) -> Ports:
+    network = MemoryNetwork()
+    network.serve(ENVIRONMENT, PlainEnvironment())
+    return Ports(SystemClock(), fs, ThreadOffload(), network, network)
+
+
+async def build(root: Path, planned: int, finished: int) -> None:
+    """A run of which `finished` rollouts have an outcome and a row, as a killed collector leaves it."""
+    edges = ports(LocalFileSystem())
+    source = TaskInput("rows", lambda: (jsoncodec.dumps(typed_row(n)) + b"\n" for n in range(planned)))
+    opener = Opener(CollectSettings(tasks="rows"), root, edges, lambda: False)
+    await opener.holds_run(restore=False)
+    opened = await opener.create(SERVERS, Deployment(()), source)
+    row = {"reward": 1.0, "response": "r" * PAYLOAD_BYTES}
+    line = jsoncodec.dumps(row) + b"\n"
+
+    async def finish(task: int) -> int:
+        episode = EpisodeId(opened.run.rollout_id(task, 0))
+        await opened.journals.append(events.Dispatched(episode, ENVIRONMENT.instance))
+        return await opened.journals.append(events.Outcome(episode, "succeeded", reward=1.0, row=row))
+
+    last = 0
+    for begin in range(0, finished, 2000):
+        last = max(await asyncio.gather(*(finish(task) for task in range(begin, min(finished, begin + 2000)))))
+    (root / "rollouts.jsonl").write_bytes(line * finished)
+    (root / "failures.jsonl").write_bytes(b"")
+    await opened.journals.append(events.RowsWritten(last, len(line) * finished, 0))
+    await opened.journals.close()
+    await opener.lock.release()
+
+
+def resume_reads_indexes_only(root: Path, planned: int, finished: int) -> None:
+    asyncio.run(build(root, planned, finished))
+    fs = CountingFiles()
+    summary = asyncio.run(collector.restore(CollectSettings(), root, SERVERS, ports(fs)))
+    assert summary.counts.succeeded == planned
+    read = fs.read_bytes
+    payloads = sum(count for name, count in read.items() if name.startswith("outcomes-") and name.endswith(".zst"))
+    indexes = sum(count for name, count in read.items() if name.startswith("outcomes-") and "index" in name)
+    assert payloads < 64 << 10
+    assert read["rollouts.jsonl"] == 0
+    assert indexes < 4 * 250 * finished
+    assert sum(read.values()) < 2000 * finished < PAYLOAD_BYTES * finished
+    assert len((root / "rollouts.jsonl").read_bytes().splitlines()) == planned
+
+
+def test_a_resume_reads_indexes_and_no_payloads(tmp_path: Path) -> None:
+    resume_reads_indexes_only(tmp_path / "run", 2010, 2000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_resume_of_200_000_finished_rollouts_reads_indexes_and_holds_little(tmp_path: Path) -> None:
+    resume_reads_indexes_only(tmp_path / "run", 200_010, 200_000)
+    resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    assert int(resident.split()[1]) < 500 << 10
