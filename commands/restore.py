@@ -11,7 +11,7 @@ from . import flags
 
 LEFT_OUT = frozenset(
     {name for name in CollectSettings.model_fields if scope_of(name) == "identity"}
-    | {"run_dir", "resume", "overwrite", "accept_change", "dry_run"}
+    | {"run_dir", "resume", "overwrite", "accept_change"}
 )
 """What a run means is in its directory; flags of a restore only say how it is carried out."""
 

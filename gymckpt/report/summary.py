@@ -9,6 +9,8 @@ def summary_lines(summary: Summary, mean_reward: float | None) -> list[str]:
     counts, directory = summary.counts, summary.directory
     if summary.nothing_to_resume:
         return [f"nothing to resume: run {summary.run_id} in {directory} is complete", _counts(summary)]
+    if summary.dry_run:
+        return [f"dry run: all is in place, nothing was sent; {count(counts.unresolved)} rollouts to do"]
     state = "complete" if counts.complete else summary.stopped or "not complete"
     lines = [f"run {summary.run_id} {state} after {duration(summary.elapsed_s)}", _counts(summary)]
     attempts = f"attempts {count(summary.attempts)} (attempts are not samples)"

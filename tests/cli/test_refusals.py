@@ -103,6 +103,18 @@ def test_a_damaged_newest_checkpoint_and_a_torn_journal_cost_nothing_but_time(ru
     assert events[-1]["unresolved"] == 0
 
 
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(run: Path) -> None:
+    before = {
+        path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and "servers" not in path.parts
+    }
+    done = gymckpt("restore", str(run), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"{ROLLOUTS} rollouts to do" in done.stdout
+    assert "restore" in done.stderr
+    after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file() and "servers" not in path.parts}
+    assert before == after
+
+
 def test_with_nothing_whole_to_stand_on_a_restore_changes_nothing(run: Path) -> None:
     for manifest in (run / "checkpoints").glob("*/gym/agent/agent/manifest.json"):
         manifest.unlink()
