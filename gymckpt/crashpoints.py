@@ -79,7 +79,7 @@ _watcher: Callable[[str], None] | None = None
 
 
 def crash_point(name: str) -> None:
-    """Die, fail or hang here if this point is armed and its passage has come. Blocking: call it where blocking is fine."""
+    """Die, fail or hang here if this point is armed and its passage has come. Blocking: call it where that is fine."""
     if _watcher is not None:
         _watcher(name)
     armed = _armed

@@ -151,7 +151,7 @@ def prove(cell: Cell, root: Path, reference: dict[tuple[int, int], Any]) -> None
     assert counts == (ROLLOUTS, ROLLOUTS, 0, 0, 0), last.describe()
     assert outcomes(played.site.rows()) == reference
     restored = played.history.check()
-    if cell.phase == "resume" or cell.passage > 1 and cell.dies != COLLECTOR:
+    if cell.phase == "resume" or (cell.passage > 1 and cell.dies != COLLECTOR):
         assert restored > 0, f"nothing was restored\n{last.describe()}"
     assert max(Counter(name for name, _ in played.history.sources()).values()) <= 6
 

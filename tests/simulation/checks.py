@@ -33,7 +33,9 @@ def undisturbed(jobs: tuple[Job, ...], replayed: bool) -> Undisturbed:
     world = Deployment(jobs, replayed=replayed, checkpoint_every="off")
     try:
         life = world.run(world.finish(1))
-        assert life.summary is not None and life.summary.exit_code == 0, life.error
+        assert life.error is None
+        assert life.summary is not None
+        assert life.summary.exit_code == 0
         root = world.copy_out()
         try:
             history = history_of(root)
@@ -131,7 +133,8 @@ async def check_admission(world: Deployment) -> None:
     await world.until_quiet(end_s)
     for name in PARTICIPANTS:
         participant = world.servers[name].participant
-        assert participant is not None and participant.phase == "idle", f"{name} is {participant and participant.phase}"
+        assert participant is not None
+        assert participant.phase == "idle", f"{name} is {participant.phase}"
     check_gates(world)
 
 

@@ -278,9 +278,7 @@ class Deployment:
     async def _live(self, life: Life, settings: CollectSettings, restore: bool) -> None:
         clock = ProcessClock(life.process)
         holder = Holder("simulation", 1000 + life.number, str(life.number))
-        ports = Ports(
-            clock, self.disk, ProcessOffload(), self.network, self.network, holder=holder, lives=self._lives
-        )
+        ports = Ports(clock, self.disk, ProcessOffload(), self.network, self.network, holder=holder, lives=self._lives)
         servers = [Server(self.ref(name)) for name in PARTICIPANTS]
 
         def told(event: dict[str, Any]) -> None:
@@ -290,9 +288,7 @@ class Deployment:
 
         try:
             if restore:
-                life.summary = await collector.restore(
-                    settings, RUN, servers, ports, on_event=told, wishes=life.wishes
-                )
+                life.summary = await collector.restore(settings, RUN, servers, ports, on_event=told, wishes=life.wishes)
             else:
                 source = self.source()
                 settings = settings.model_copy(update={"tasks": source.name, "resume": True})
@@ -331,7 +327,9 @@ class Deployment:
     async def until_quiet(self, end_s: float) -> None:
         """Let time pass until every participant is idle, at most until `end_s`."""
         participants = [server.participant for server in self.servers.values() if server.participant is not None]
-        while any(participant.phase != "idle" for participant in participants) and self.loop.time() < end_s:
+        for _ in range(int((end_s - self.loop.time()) / 10) + 1):
+            if all(participant.phase == "idle" for participant in participants):
+                return
             await asyncio.sleep(10)
 
     async def finish(self, lives: int = 8) -> Life:

@@ -126,7 +126,7 @@ class MemoryFileSystem:
             node = node.names.get(name) if isinstance(node, _Directory) else None
         return bytes(node.data) if isinstance(node, _File) else None
 
-    def tree(self, below: PurePath = PurePath("/")) -> dict[str, bytes]:
+    def tree(self, below: PurePath | None = None) -> dict[str, bytes]:
         """Every file below a directory by its path."""
         found: dict[str, bytes] = {}
 
@@ -137,6 +137,7 @@ class MemoryFileSystem:
                 else:
                     found[str(path / name)] = bytes(node.data)
 
+        below = below or PurePath("/")
         start: _Node | None = self._root
         for name in below.parts[1:]:
             start = start.names.get(name) if isinstance(start, _Directory) else None

@@ -77,7 +77,7 @@ class Worker:
         self.audit("policy_model", EpisodeId.parse(key) if key else None, turn)
         await asyncio.sleep(seconds(body["metadata"], turn, most=4.0))
         if turn < rounds:
-            output = [
+            output: list[dict[str, Any]] = [
                 {
                     "type": "function_call",
                     "id": f"fc_{turn}_{k}",

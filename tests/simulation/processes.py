@@ -30,6 +30,8 @@ class Process:
         self.skew_s = skew_s
         self.dead = False
         self.stopped = False
+        self.hanging = False
+        """Its event loop is in a call that does not return."""
         self.over = False
         """It came to its own end."""
         self.reaping = False
@@ -49,7 +51,7 @@ class Process:
 
     @property
     def frozen(self) -> bool:
-        return (self.dead and not self.reaping) or self.stopped
+        return (self.dead and not self.reaping) or self.stopped or self.hanging
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -65,7 +67,11 @@ class Process:
     def let_go(self) -> None:
         """SIGCONT."""
         self.stopped = False
-        if not self.dead:
+        self.thaw()
+
+    def thaw(self) -> None:
+        """Let its tasks go on, if nothing holds them any more."""
+        if not self.dead and not self.frozen:
             self._unpark()
 
     def check(self) -> None:
@@ -89,7 +95,7 @@ class Process:
     async def reap(self) -> None:
         """Clear away what is frozen; nothing of it can reach the world any more."""
         self.kill()
-        self.reaping, self.stopped = True, False
+        self.reaping, self.stopped, self.hanging = True, False, False
         for _ in range(REAP_ROUNDS):
             self._unpark()
             left = [task for task in self.tasks if not task.done()]
@@ -171,7 +177,7 @@ class WorldLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_task_factory(_make_task)  # type: ignore[arg-type]
+        self.set_task_factory(_make_task)
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
 
@@ -185,7 +191,7 @@ class WorldLoop(VirtualLoop):
         if task is not None:
             asyncio.tasks._leave_task(self, task)
         if not alone:
-            process.stop()
+            process.hanging = True
         try:
             while self.time() < until and not process.dead:
                 self._run_once()
@@ -193,19 +199,21 @@ class WorldLoop(VirtualLoop):
             if task is not None:
                 asyncio.tasks._enter_task(self, task)
             if not alone:
-                process.let_go()
+                process.hanging = False
+                process.thaw()
         process.check()
 
     def _run_once(self) -> None:
         # As the base class does, but a step may have run the loop itself and left nothing to run.
-        scheduled, ready = self._scheduled, self._ready
+        inner: Any = self
+        scheduled, ready = inner._scheduled, inner._ready
         while scheduled and scheduled[0]._cancelled:
             heapq.heappop(scheduled)._scheduled = False
-        if not ready and not self._stopping:
+        if not ready and not inner._stopping:
             if not scheduled:
                 raise RuntimeError("deadlock: every task waits for something that nothing will bring")
             self._instant.now_s = max(self._instant.now_s, scheduled[0]._when)
-        now_s = self._instant.now_s + self._clock_resolution
+        now_s = self._instant.now_s + inner._clock_resolution
         while scheduled and scheduled[0]._when < now_s:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False

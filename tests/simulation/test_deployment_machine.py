@@ -17,7 +17,7 @@ AMOUNT = st.sampled_from([0.1, 0.45, 0.6, 0.9])
 
 
 class Deployed(RuleBasedStateMachine):
-    """Servers, collectors and everything that may befall them; `teardown` lets it all finish and checks every promise."""
+    """Servers, collectors and what may befall them; `teardown` lets it all finish and checks every promise."""
 
     @initialize(
         jobs=st.sampled_from(JOBS),
@@ -151,9 +151,6 @@ class LongDeployed(Deployed):
 Deployed.TestCase.settings = QUICK
 LongDeployed.TestCase.settings = LONG
 test_a_deployment_keeps_every_promise = Deployed.TestCase
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-class TestLong(LongDeployed.TestCase):  # type: ignore[misc,name-defined]
-    """Every promise, over long histories."""
+test_a_deployment_keeps_every_promise_over_long_histories = pytest.mark.slow(
+    pytest.mark.timeout(7200)(LongDeployed.TestCase)
+)

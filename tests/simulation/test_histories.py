@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import Iterator
 
 import pytest
 
@@ -36,15 +35,9 @@ def test_many_histories_of_trouble_end_as_if_nothing_had_happened(first: int) ->
             raise
 
 
-@pytest.fixture
-def same_chance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ids that are drawn are drawn from a seed."""
-    rng = random.Random(1)
+def exchanges_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    rng = random.Random(seed)
     monkeypatch.setattr(secrets, "token_bytes", lambda size=32: rng.randbytes(size))
-    yield
-
-
-def exchanges_of(seed: int) -> list[str]:
     world = Deployment(JOBS[0], seed)
     seen: list[str] = []
     world.network.answered.append(lambda exchange, _: seen.append(f"{world.loop.time():.6f} {_named(exchange)}"))
@@ -59,8 +52,8 @@ def _named(exchange: Exchange) -> str:
     return f"{exchange.server} {exchange.method} {exchange.path.rpartition('/')[2]}"
 
 
-def test_a_seed_decides_every_exchange_and_its_moment(same_chance: None) -> None:
-    assert exchanges_of(5) == exchanges_of(5)
+def test_a_seed_decides_every_exchange_and_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exchanges_of(5, monkeypatch) == exchanges_of(5, monkeypatch)
 
 
 def test_an_undisturbed_run_leaves_nothing_on_any_server() -> None:
