@@ -107,7 +107,6 @@ class Attempts:
         self._offload = offload
         self._limits = limits
         self._around = around
-        self._named = {name: asyncio.Semaphore(count) for name, count in limits.by_name.items()}
         self._not_before: dict[str, float] = {}
         self._superseded: dict[str, int] = {}
 
@@ -135,19 +134,12 @@ class Attempts:
 
     async def see_through(self, planned: Planned) -> None:
         content = planned.content()
-        limits = [self._named[name] for name in {content["agent"], content["owner"]} if name in self._named]
-        for limit in limits:
-            await limit.acquire()
-        try:
-            rollout_id = self._run.rollout_id(planned.task, planned.repeat)
-            cohort = self.cohorts.of(rollout_id)
-            if cohort is None or not await self._closed_cohort(cohort, rollout_id, planned):
-                while await self._attempt(planned, content):
-                    pass
-            self.cohorts.done(rollout_id)
-        finally:
-            for limit in limits:
-                limit.release()
+        rollout_id = self._run.rollout_id(planned.task, planned.repeat)
+        cohort = self.cohorts.of(rollout_id)
+        if cohort is None or not await self._closed_cohort(cohort, rollout_id):
+            while await self._attempt(planned, content):
+                pass
+        self.cohorts.done(rollout_id)
 
     async def _attempt(self, planned: Planned, content: Mapping[str, Any]) -> bool:
         """One attempt, to its end; True if the rollout needs another."""
@@ -275,7 +267,7 @@ class Attempts:
         row = _failure_row(flight, verdict, final=True)
         return Outcome(flight.episode, "failed", kind="cohort", stage="verification", opening=outcome.opening, row=row)
 
-    async def _closed_cohort(self, cohort: Cohort, rollout_id: str, planned: Planned) -> bool:
+    async def _closed_cohort(self, cohort: Cohort, rollout_id: str) -> bool:
         """Write the outcome of a member whose cohort had closed, or failed, before a crash; False if it has to run."""
         if not cohort.closing and not cohort.failed:
             return False

@@ -1,7 +1,7 @@
 """Admits planned rollouts, bounded, in the order of the plan, and carries them until each has its outcome."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 
@@ -14,6 +14,9 @@ from gymckpt.collection.recovery import Start
 from gymckpt.collection.run import Run
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Clock, Deadline, Offload, ServerRef, Transport
+
+SET_ASIDE = 256
+"""So many rollouts at most are read ahead of those that wait for the limit of an agent."""
 
 
 class Dispatcher:
@@ -35,7 +38,8 @@ class Dispatcher:
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.concurrency)
         self._tasks: dict[asyncio.Task[None], Planned] = {}
-        self._again: deque[Planned] = deque()
+        self._running: Counter[str] = Counter()
+        self._waiting: deque[tuple[Planned, ...]] = deque()
         self._error: BaseException | None = None
         self._failed_hard = asyncio.Event()
 
@@ -122,19 +126,35 @@ class Dispatcher:
     async def _drive(self, feed: AsyncIterator[Batch]) -> None:
         exhausted = False
         while True:
-            if self._again:
-                await self._admit((self._again.popleft(),))
-            elif not exhausted:
+            if (members := self._admissible()) is not None:
+                await self._admit(members)
+            elif not exhausted and len(self._waiting) < SET_ASIDE:
                 batch = await anext(feed, None)
                 exhausted = batch is None
                 if batch is not None:
                     self._attempts.cohorts.admit(batch, self._run)
-                    await self._admit(batch.members)
+                    self._waiting.append(batch.members)
             elif self._tasks:
                 await asyncio.wait([*self._tasks], return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.sleep(0)  # so that what the ended ones put back is seen
             else:
                 return
+
+    def _admissible(self) -> tuple[Planned, ...] | None:
+        """The first that waits and whose limits have room. One that waits for an agent's limit holds nobody else up."""
+        for place, members in enumerate(self._waiting):
+            names = Counter(name for planned in members for name in self._limited(planned))
+            full = any(
+                self._running[name] and self._running[name] + count > self._limits.by_name[name]
+                for name, count in names.items()
+            )
+            if not full:
+                del self._waiting[place]
+                return members
+        return None
+
+    def _limited(self, planned: Planned) -> set[str]:
+        return {planned.name, planned.owner}.intersection(self._limits.by_name) if self._limits.by_name else set()
 
     async def _admit(self, members: tuple[Planned, ...]) -> None:
         """Begin these rollouts, all at once: a cohort that began with a part of itself might wait for the rest."""
@@ -147,18 +167,20 @@ class Dispatcher:
         except BaseException:
             for _ in range(taken):
                 self._slots.release()
-            self._again.extendleft(reversed(members))
+            self._waiting.appendleft(members)
             raise
         for planned in members:
             task = asyncio.create_task(self._attempts.see_through(planned))
             self._tasks[task] = planned
+            self._running.update(self._limited(planned))
             task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         planned = self._tasks.pop(task)
         self._slots.release()
+        self._running.subtract(self._limited(planned))
         if task.cancelled():
-            self._again.append(planned)
+            self._waiting.append((planned,))
         elif (error := task.exception()) is not None and self._error is None:
             self._error = error
             self._failed_hard.set()

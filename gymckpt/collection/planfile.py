@@ -67,6 +67,11 @@ class Planned:
         return str(jsoncodec.loads(names[1] if names[2] == b"null" else names[2]))
 
     @property
+    def owner(self) -> str:
+        """The instance that it goes to; read without its row."""
+        return str(jsoncodec.loads(self._names()[1]))
+
+    @property
     def cohort(self) -> str | None:
         """The cohort that it belongs to; read without its row."""
         found: str | None = jsoncodec.loads(self._names()[3])

@@ -317,10 +317,14 @@ class Session:
             await self.watch.rebooted()
 
     async def serve_watch(self) -> None:
-        """Look at the servers now and then, so that one started again is noticed although nothing failed."""
-        while self.deployment.participants:
+        """Look at the servers now and then, so that one that hangs, or was started again, is noticed although nothing
+        failed."""
+        while True:
             await self._sleep(WATCH_EVERY_S)
             await self.rebooted()
+            for server in self.deployment.plain:
+                if server.instance in self.opened.record.owners:
+                    await self.watch.look_at(server.instance)
 
     # Result files
 

@@ -54,6 +54,15 @@ class Watch:
             wait.add_done_callback(lambda _: self._waits.pop(instance, None))
         await asyncio.shield(wait)
 
+    async def look_at(self, instance: str) -> None:
+        """Ask a server for a sign of life; if there is none, `answering`."""
+        try:
+            await self._transport.call(
+                self._servers[instance], "GET", "/", deadline=Deadline.after(self._clock, PROBE_TIMEOUT_S)
+            )
+        except ServerError:
+            await self.answering(instance)
+
     async def _until_answering(self, server: ServerRef) -> None:
         gone_s = self._clock.monotonic()
         with self._gate.closed(f"{server.instance} does not answer"):

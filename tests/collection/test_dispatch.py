@@ -144,3 +144,27 @@ def test_an_attempt_is_in_the_journal_before_its_request_leaves(tmp_path: Path) 
     collected, _ = plain(directory, looking)
     collected.collect(rows([typed_row(n) for n in range(20)]))
     assert known == [True] * 20
+
+
+def test_an_agent_at_its_limit_holds_nobody_else_up(tmp_path: Path) -> None:
+    release = asyncio.Event()
+    seen: list[str] = []
+
+    async def answer(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        agent = body["agent_ref"]["name"]
+        seen.append(agent)
+        if agent == "slow":
+            await release.wait()
+        elif seen.count("quick") == 6:
+            release.set()
+        return await judged(body)
+
+    collected, _ = plain(tmp_path / "run", answer)
+    items = [
+        {"responses_create_params": {"input": "?"}, "agent_ref": {"name": name}}
+        for name in ["slow"] * 6 + ["quick"] * 6
+    ]
+    routes = {"slow": "environment", "quick": "environment"}
+    summary = collected.collect(items, concurrency=4, agent_concurrency={"slow": 1}, routes=routes)
+    assert summary.counts.succeeded == 12
+    assert seen[:7].count("slow") == 1
