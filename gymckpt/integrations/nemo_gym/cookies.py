@@ -1,0 +1,74 @@
+"""Gym's session cookie: which session a request carries, and a cookie that carries a session of our choice.
+
+Its name is `<class>___<instance>`, which is its signing key too (Starlette's session, signed by itsdangerous): it stays
+valid across a restart of the server.
+"""
+
+import base64
+import binascii
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from itsdangerous import BadSignature, TimestampSigner, URLSafeSerializer
+
+from gymckpt import jsoncodec
+from gymckpt.participant.prefix import Scope
+
+SESSION_ID = "session_id"
+MAX_AGE_S = 14 * 24 * 3600
+MCP_TOKEN_HEADER = b"x-nemo-gym-session-token"
+MCP_TOKEN_SALT = "nemo-gym-mcp-session-token"  # noqa: S105 - a name that Gym signs under, not a secret
+
+
+def session_of(scope: Scope, cookie: str) -> dict[str, Any]:
+    """What the request's cookie named `cookie` carries; empty without a validly signed one."""
+    value = _cookies(scope).get(cookie)
+    if value is None:
+        return {}
+    try:
+        data = TimestampSigner(cookie).unsign(value.encode(), max_age=MAX_AGE_S)
+        session = jsoncodec.loads(base64.b64decode(data))
+    except (BadSignature, binascii.Error, ValueError):
+        return {}
+    return session if isinstance(session, dict) else {}
+
+
+def session_id_of(scope: Scope, cookie: str) -> str | None:
+    """The session that the request's cookie names."""
+    return _named(session_of(scope, cookie), SESSION_ID)
+
+
+def session_id_of_mcp(scope: Scope, cookie: str) -> str | None:
+    """The session that the request's MCP session token carries; None without a validly signed one."""
+    token = next((value for name, value in scope["headers"] if name.lower() == MCP_TOKEN_HEADER), None)
+    if token is None:
+        return None
+    try:
+        return _named(URLSafeSerializer(cookie, salt=MCP_TOKEN_SALT).loads(token), "sid")
+    except BadSignature:
+        return None
+
+
+def with_session_id(scope: Scope, cookie: str, session_id: str) -> Scope:
+    """`scope` with the cookie named `cookie` carrying `session_id`, whatever it carried before."""
+    data = base64.b64encode(jsoncodec.dumps({SESSION_ID: session_id}))
+    cookies = {**_cookies(scope), cookie: TimestampSigner(cookie).sign(data).decode()}
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"cookie"]
+    written = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    return {**scope, "headers": [*kept, (b"cookie", written.encode("latin-1"))]}
+
+
+def _cookies(scope: Scope) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name.lower() == b"cookie":
+            try:
+                found.update({key: morsel.value for key, morsel in SimpleCookie(value.decode("latin-1")).items()})
+            except CookieError:
+                continue
+    return found
+
+
+def _named(session: object, key: str) -> str | None:
+    value = session.get(key) if isinstance(session, dict) else None
+    return value if isinstance(value, str) and value else None

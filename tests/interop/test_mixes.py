@@ -1,0 +1,131 @@
+"""Every row of the table of mixes in docs/nemo-gym.md, each with everything killed in the middle."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.mixes import (
+    MixedSite,
+    Server,
+    counter_rows,
+    flat,
+    our_agent,
+    our_environment,
+    our_model,
+    their_agent,
+    their_counters,
+    their_environment,
+    their_model,
+    typed,
+    worker,
+)
+from tests.process.processes import CommandLine
+
+pytestmark = pytest.mark.interop
+
+ROLLOUTS = 8
+PACED = worker(latency_s=0.15)
+COLLECT = ("--checkpoint-every", "500ms", "--concurrency", "4")
+
+CONTINUES: dict[str, list[Server]] = {
+    "their resources": [our_environment(counters="counters"), our_agent(), our_model(), their_counters(), PACED],
+    "their resources and model": [
+        our_environment(counters="counters"),
+        our_agent(),
+        their_model(),
+        their_counters(),
+        PACED,
+    ],
+    "their model without the control plane": [
+        our_environment(counters="counters"),
+        our_agent(),
+        their_model(participates=False),
+        their_counters(),
+        PACED,
+    ],
+}
+
+
+@pytest.mark.parametrize("mix", CONTINUES)
+def test_episodes_go_on_after_everything_was_killed(tmp_path: Path, mix: str) -> None:
+    site = MixedSite(tmp_path).deploy(*CONTINUES[mix])
+    tasks = site.task_file(typed(counter_rows(ROLLOUTS), "counters"))
+    killed_in_the_middle(site, tasks, lambda episodes: sum(e["restart"] is None and e["turns"] > 2 for e in episodes))
+    continued = restored(site)
+    assert continued["episodes"] > 0
+    assert_each_once(site)
+    assert max(row["_ng_attempt_index"] for row in site.rows()) > 0
+
+
+STARTS_OVER: dict[str, tuple[list[Server], bool]] = {
+    "their agent": ([our_environment(counters="counters"), their_agent(), our_model(), their_counters(), PACED], False),
+    "their environment server": ([their_environment(), our_agent(), their_model(), their_counters(), PACED], False),
+    "their resources without the control plane": (
+        [our_agent(resources_server="counters"), our_model(), their_counters(participates=False), PACED],
+        True,
+    ),
+}
+"""Servers, and whether rows are flat."""
+
+
+@pytest.mark.parametrize("mix", STARTS_OVER)
+def test_episodes_that_some_server_cannot_capture_start_over_and_count_once(tmp_path: Path, mix: str) -> None:
+    servers, is_flat = STARTS_OVER[mix]
+    site = MixedSite(tmp_path).deploy(*servers)
+    rows = counter_rows(ROLLOUTS)
+    tasks = site.task_file(flat(rows) if is_flat else typed(rows, "counters"))
+    killed_in_the_middle(site, tasks, lambda episodes: any(episode["restart"] for episode in episodes))
+    finished = {row["_ng_rollout_id"]: row["_ng_attempt_index"] for row in site.rows()}
+    assert restored(site)["episodes"] == 0
+    assert_each_once(site)
+    assert finished.items() <= {row["_ng_rollout_id"]: row["_ng_attempt_index"] for row in site.rows()}.items()
+
+
+def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_others_start_over(tmp_path: Path) -> None:
+    site = MixedSite(tmp_path).deploy(
+        their_agent(participates=False), their_model(participates=False), their_counters(participates=False), PACED
+    )
+    command = site.collect(site.task_file(flat(counter_rows(ROLLOUTS))), *COLLECT)
+    try:
+        command.wait_until(lambda: sum(event["event"] == "outcome" for event in command.events) >= 2)
+        command.kill_everything()
+    finally:
+        command.close()
+    assert not site.inspect()["checkpoints"]
+    assert restored(site)["episodes"] == 0
+    assert_each_once(site)
+
+
+def killed_in_the_middle(site: MixedSite, tasks: str, ready: Any, *arguments: str) -> CommandLine:
+    """Collect, and SIGKILL collector and servers once a checkpoint holds enough of `ready` and something finished."""
+    command = site.collect(tasks, *COLLECT, *arguments)
+    try:
+        assert command.wait_checkpoint(
+            lambda: bool(ready(site.inspect()["episodes"])) and any(e["event"] == "outcome" for e in command.events)
+        ), command.describe()
+        command.kill_everything()
+    finally:
+        command.close()
+    return command
+
+
+def restored(site: MixedSite) -> dict[str, Any]:
+    """Restore to the end; gives the `restored` event, or an empty one."""
+    command = site.restore()
+    try:
+        assert command.finish() == 0, command.describe()
+        done = command.events[-1]
+        assert (done["planned"], done["succeeded"], done["unresolved"]) == (ROLLOUTS, ROLLOUTS, 0), command.describe()
+        found = [event for event in command.events if event["event"] == "restored"]
+        return found[0] if found else {"episodes": 0, "restarted": 0}
+    finally:
+        command.close()
+
+
+def assert_each_once(site: MixedSite) -> None:
+    """Every rollout has one row, and each of its additions was made exactly once."""
+    rows = site.rows()
+    assert Counter(row["_ng_rollout_id"] for row in rows).most_common(1)[0][1] == 1
+    assert [row["reward"] for row in rows] == [1.0] * ROLLOUTS
