@@ -16,7 +16,16 @@ from gymckpt.collection.flights import Flight
 from gymckpt.collection.gate import Gate
 from gymckpt.collection.planfile import Planned
 from gymckpt.collection.recovery import Start
-from gymckpt.collection.replies import Failed, NotStarted, Succeeded, Superseded, Verdict, judge, judge_error
+from gymckpt.collection.replies import (
+    CONNECTION,
+    Failed,
+    NotStarted,
+    Succeeded,
+    Superseded,
+    Verdict,
+    judge,
+    judge_error,
+)
 from gymckpt.collection.rows import request_body, result_row
 from gymckpt.collection.run import Run
 from gymckpt.crashpoints import crash_point, declare
@@ -59,6 +68,10 @@ class Surroundings(Protocol):
 
     async def unreachable(self, instance: str) -> None:
         """A connection was refused: return once the server answers again (dispatch stands still meanwhile)."""
+        ...
+
+    async def gone(self, instance: str) -> bool:
+        """After a connection broke: whether the server is gone. If so, returns once it answers again."""
         ...
 
     async def rebooted(self) -> bool:
@@ -233,9 +246,11 @@ class Attempts:
             case Succeeded():
                 await self._succeeded(flight, self._success(flight, verdict))
                 return False
-            case Failed():
+            case Failed(kind):
                 if await self._around.rebooted():
                     await self._wait_to_be_halted()
+                if kind == CONNECTION and await self._around.gone(flight.owner):
+                    return await self._supersede(flight, f"{flight.owner} went away under it")
                 return await self._failed(flight, verdict)
             case Superseded(reason):
                 if await self._around.rebooted():

@@ -14,6 +14,8 @@ from gymckpt.identity import EpisodeId
 from gymckpt.ports import Reply
 from gymckpt.wire.gym import RunReply
 
+CONNECTION = "connection"
+"""Kind of a failure: the connection broke, and nobody knows whether the request was received."""
 MAX_REASON = 2000
 BUSY_S = 1.0
 """How long a server that said 429 without a Retry-After is left alone."""
@@ -90,7 +92,7 @@ def judge_error(error: ServerError) -> Verdict:
         case DeadlinePassed():
             return Failed("timeout", error.detail[:MAX_REASON], unknown=True)
         case _:
-            return Failed("connection", error.detail[:MAX_REASON], unknown=True)
+            return Failed(CONNECTION, error.detail[:MAX_REASON], unknown=True)
 
 
 def _judge_body(body: Any, episode: EpisodeId) -> Verdict:

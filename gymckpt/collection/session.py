@@ -183,6 +183,9 @@ class Session:
         await self.watch.answering(instance)
         await self.rebooted()
 
+    async def gone(self, instance: str) -> bool:
+        return await self.watch.look_at(instance)
+
     async def rebooted(self) -> bool:
         if self._recovering.is_set():
             return True

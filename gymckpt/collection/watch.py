@@ -54,14 +54,15 @@ class Watch:
             wait.add_done_callback(lambda _: self._waits.pop(instance, None))
         await asyncio.shield(wait)
 
-    async def look_at(self, instance: str) -> None:
-        """Ask a server for a sign of life; if there is none, `answering`."""
+    async def look_at(self, instance: str) -> bool:
+        """Ask a server for a sign of life. True if there was none: then it returns as `answering` does."""
+        limit = Deadline.after(self._clock, PROBE_TIMEOUT_S)
         try:
-            await self._transport.call(
-                self._servers[instance], "GET", "/", deadline=Deadline.after(self._clock, PROBE_TIMEOUT_S)
-            )
+            await self._transport.call(self._servers[instance], "GET", "/", deadline=limit)
         except ServerError:
             await self.answering(instance)
+            return True
+        return False
 
     async def _until_answering(self, server: ServerRef) -> None:
         gone_s = self._clock.monotonic()

@@ -168,3 +168,15 @@ def test_an_agent_at_its_limit_holds_nobody_else_up(tmp_path: Path) -> None:
     summary = collected.collect(items, concurrency=4, agent_concurrency={"slow": 1}, routes=routes)
     assert summary.counts.succeeded == 12
     assert seen[:7].count("slow") == 1
+
+
+def test_an_outage_never_uses_up_attempts(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run")
+    collected.network.faults += [
+        Fault("lost_reply", "environment", "/run", times=3),
+        Fault("refused", "environment", "/", times=1),
+    ]
+    summary = collected.collect([typed_row(0)], max_attempts=3, concurrency=1)
+    assert summary.counts.succeeded == 1
+    assert attempts(environment.bodies) == [0, 1, 2, 3]
+    assert [row["_ng_attempt_index"] for row in collected.lines("failures.jsonl")] == [1, 2]
