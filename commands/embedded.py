@@ -11,7 +11,8 @@ from pydantic import SecretStr
 
 from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
-from gymckpt.servers.deployment import Deployment, bundled_deployment, read_deployment
+from gymckpt.errors import UsageError
+from gymckpt.servers.deployment import EXTRAS, Deployment, bundled_deployment, read_deployment
 from gymckpt.servers.supervisor import ServerEvent, Supervisor
 
 from .tokens import fresh_token
@@ -37,7 +38,7 @@ def wanted(settings: CollectSettings) -> bool:
 
 
 def chosen(settings: CollectSettings) -> Deployment:
-    """The deployment to start: only what the task set needs; raises `UsageError` for a wrong file."""
+    """The deployment to start: only what the task set needs; raises `UsageError` (wrong file, missing extra)."""
     deployment = bundled_deployment() if settings.serve_config is None else read_deployment(settings.serve_config)
     options = {"backend_url": settings.backend_url, "model": settings.model}
     given = {name: value for name, value in options.items() if value is not None}
@@ -45,7 +46,9 @@ def chosen(settings: CollectSettings) -> Deployment:
         deployment = deployment.with_options("policy_model", **given)
     taskset = (settings.tasks or "").removeprefix(BUNDLED)
     if (settings.tasks or "").startswith(BUNDLED) and taskset in deployment.routes():
-        deployment = deployment.for_tasksets([taskset])
+        return deployment.for_tasksets([taskset])
+    if (settings.tasks or "").startswith(BUNDLED) and settings.serve_config is None and taskset in EXTRAS:
+        raise UsageError(f"the server of {settings.tasks} needs a package", hint=f"pip install 'gymckpt[{taskset}]'")
     return deployment
 
 

@@ -40,7 +40,8 @@ def read_row(line: bytes, routing: Routing, *, cohort: str | None, overrides: Ma
     found = _typed(row, routing) if typed else _flat(row, routing)
     params = parameters(found.row)
     params.update(overrides)
-    if cohort is None and is_comparative(found.agent or found.owner):
+    taskset = found.task.taskset if found.task is not None else ""
+    if cohort is None and (is_comparative(found.agent or found.owner) or taskset == PAIRWISE):
         cohort = PROMPT
     return TaskRow(found.owner, found.row, found.agent, found.task, _cohort(found.row, cohort))
 
@@ -105,6 +106,8 @@ def parameters(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PARAMS = "responses_create_params"
+PAIRWISE = "pairwise"
+"""The bundled task set whose verifier compares all rollouts of one prompt."""
 PROMPT = "prompt"
 """As a cohort field: rows with equal input, unless they have a field of that name."""
 

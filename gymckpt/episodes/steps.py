@@ -94,6 +94,10 @@ class Track:
         self._point = Point(Boundary(step, self.number, self._clock.time()), snapshot, turns)
         self._back()
 
+    def stay(self) -> None:
+        """The step has ended, and makes no boundary: the one before it goes on to count. In place of `record`."""
+        self._back()
+
     def counted(self, number: int) -> None:
         """Another server says that the rollout has completed `number` boundaries."""
         self.number = max(self.number, number)

@@ -17,8 +17,8 @@ from gymckpt.roles.agent_record import FlatState, FlatStep, RestoredFlat, snapsh
 from gymckpt.roles.agent_session import Bench
 from gymckpt.roles.agent_tools import ToolServer
 from gymckpt.roles.failures import EpisodeFailed
-from gymckpt.roles.neighbours import NeighbourFailed, says_restart
-from gymckpt.wire.control import HEADER_VERIFY
+from gymckpt.roles.neighbours import NeighbourFailed, says, says_restart
+from gymckpt.wire.control import HEADER_COHORT, HEADER_VERIFY
 from gymckpt.wire.gym import Stage, rollout_path
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,10 @@ class FlatEpisode:
             await loop_now.run()
         if self._step == "verify":
             self.state = await self.track.step("verify", self.state.verify, self._verify)
-            self._record(self._loop, "return")
+            if self.state.cohort:
+                self.track.stay()
+            else:
+                self._record(self._loop, "return")
         await self.track.park()
         if self.state.result is None:
             raise EpisodeFailed("cleanup", "no_result", f"episode {self.episode} has no result to return")
@@ -133,6 +136,7 @@ class FlatEpisode:
         return state.after(
             resources_cookies=dict(reply.cookies),
             verify="replay" if reply.headers.get(HEADER_VERIFY) == "replay" else "wait",
+            cohort=says(reply, HEADER_COHORT),
         )
 
     async def _verify(self) -> FlatState:

@@ -50,6 +50,8 @@ class FlatState(BaseModel):
     resources_session_id: str = Field(max_length=512)
     resources_cookies: dict[str, str] = Field(default_factory=dict)
     verify: VerifyMode = "wait"
+    cohort: bool = False
+    """Its verdict counts together with those of its siblings (`HEADER_COHORT`)."""
     result: dict[str, Any] | None = None
     used_s: float = Field(default=0.0, ge=0)
 

@@ -16,10 +16,11 @@ from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline, Reply
 from gymckpt.roles.environment_record import EnvironmentState, Restored, StepName
 from gymckpt.roles.failures import EpisodeFailed
-from gymckpt.roles.neighbours import NeighbourFailed, Neighbourhood, number_in, says_restart
+from gymckpt.roles.neighbours import NeighbourFailed, Neighbourhood, number_in, says, says_restart
 from gymckpt.wire.control import (
     HEADER_ACTIVATION,
     HEADER_BOUNDARIES,
+    HEADER_COHORT,
     HEADER_RESTART,
     HEADER_TURNS,
     HEADER_VERIFY,
@@ -119,7 +120,10 @@ class EnvironmentEpisode:
                 raise EpisodeFailed.at(STAGES[self._step], error) from error
             self._step = following
             self._state = state.after(used_s=self.track.limit.used_s)
-            self.track.record(following, self._state.snapshot, turns=self._turns)
+            if following == "return" and state.cohort:
+                self.track.stay()
+            else:
+                self.track.record(following, self._state.snapshot, turns=self._turns)
         await self.track.park()
         result = self._state.result
         if result is None:
@@ -147,7 +151,12 @@ class EnvironmentEpisode:
         if restart or (self._checkpointing and says_restart(opened)):
             self._floor.becomes_restart(self.track)
         verify: VerifyMode = "replay" if seeded.headers.get(HEADER_VERIFY) == "replay" else "wait"
-        return state.after(resources_cookies=dict(seeded.cookies), agent_cookies=dict(opened.cookies), verify=verify)
+        return state.after(
+            resources_cookies=dict(seeded.cookies),
+            agent_cookies=dict(opened.cookies),
+            verify=verify,
+            cohort=says(seeded, HEADER_COHORT),
+        )
 
     async def _invoke_agent(self) -> EnvironmentState:
         state = self._state

@@ -34,6 +34,8 @@ class EnvironmentState(BaseModel):
     resources_cookies: dict[str, str] = Field(default_factory=dict)
     agent_cookies: dict[str, str] = Field(default_factory=dict)
     verify: VerifyMode = "wait"
+    cohort: bool = False
+    """Its verdict counts together with those of its siblings (`HEADER_COHORT`)."""
     activation: int = Field(default=1, ge=1)
     """Index of the one activation of the agent: the same in every attempt, so that a stored reply is found."""
     response: dict[str, Any] | None = None

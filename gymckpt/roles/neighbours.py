@@ -203,7 +203,12 @@ def failure(reply: Reply, where: str) -> NeighbourFailed:
 
 def says_restart(reply: Reply) -> bool:
     """Whether a seed's reply says that this server cannot capture the session."""
-    return reply.headers.get(HEADER_RESTART, "0") not in ("", "0")
+    return says(reply, HEADER_RESTART)
+
+
+def says(reply: Reply, header: str) -> bool:
+    """Whether a reply carries this header with a value other than 0."""
+    return reply.headers.get(header, "0") not in ("", "0")
 
 
 def number_in(reply: Reply, header: str) -> int:

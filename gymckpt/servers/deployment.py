@@ -4,6 +4,7 @@ A deployment file is YAML or JSON with one key, `servers`; `gymckpt serve --prin
 holds no secret: the control token is handed to every server when it starts.
 """
 
+import importlib.util
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,9 +31,14 @@ Implementation = Literal[
     "workbench",
     "answer_match",
     "judged",
+    "math",
+    "pairwise",
     "shell",
 ]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+
+EXTRAS = {"math": "math_verify"}
+"""Bundled task sets whose server needs the extra of the same name, with the package that tells whether it is there."""
 
 MAX_DEPLOYMENT_BYTES = 1 << 20
 LOOPBACK = "127.0.0.1"
@@ -203,8 +209,11 @@ class Neighbours:
 
 
 def bundled_deployment() -> Deployment:
-    """The servers that come with the package: one of each implementation, on fresh loopback ports."""
-    return Deployment(
+    """The servers that come with the package: one of each implementation, on fresh loopback ports.
+
+    `math` is among them where its extra is installed.
+    """
+    every = Deployment(
         servers=(
             ServerConfig(
                 instance="environment",
@@ -216,6 +225,8 @@ def bundled_deployment() -> Deployment:
                         "workbench": "workbench",
                         "answers": "answer_match",
                         "judged": "judged",
+                        "math": "math",
+                        "pairwise": "pairwise",
                         "shell": "shell",
                     },
                 },
@@ -230,9 +241,13 @@ def bundled_deployment() -> Deployment:
             ServerConfig(instance="workbench", kind="resources", implementation="workbench"),
             ServerConfig(instance="answer_match", kind="resources", implementation="answer_match"),
             ServerConfig(instance="judged", kind="resources", implementation="judged", options={"judge": "worker"}),
+            ServerConfig(instance="math", kind="resources", implementation="math"),
+            ServerConfig(instance="pairwise", kind="resources", implementation="pairwise", options={"judge": "worker"}),
             ServerConfig(instance="shell", kind="resources", implementation="shell"),
         )
     )
+    absent = {taskset for taskset, package in EXTRAS.items() if importlib.util.find_spec(package) is None}
+    return every.for_tasksets(set(every.routes()) - absent) if absent else every
 
 
 def read_deployment(path: Path) -> Deployment:

@@ -27,6 +27,8 @@ BUILDERS: dict[Implementation, str] = {
     "workbench": "gymckpt.servers.resources.workbench:build",
     "answer_match": "gymckpt.servers.resources.answers:build",
     "judged": "gymckpt.servers.resources.judged:build",
+    "math": "gymckpt.servers.resources.mathematics:build",
+    "pairwise": "gymckpt.servers.resources.pairwise:build",
     "shell": "gymckpt.servers.resources.shell:build",
 }
 """`module:function` by implementation."""

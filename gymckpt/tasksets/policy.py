@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gymckpt.tasksets import answers, errands, judged, shell
+from gymckpt.tasksets import answers, errands, judged, mathematics, pairwise, shell
 from gymckpt.tasksets.conversation import Conversation
 from gymckpt.tasksets.decision import Decision, ToolCall
 
@@ -19,13 +19,14 @@ def decide(input_items: list[dict[str, Any]], tools: list[dict[str, Any]], seed:
     """
     talk = Conversation.read(input_items)
     names = {tool.get("name") for tool in tools}
-    decision = judged.judge(talk.request)
+    decision = judged.judge(talk.request) or pairwise.judge(talk.request)
     if decision is None and "find_customer" in names:
         decision = errands.work(talk.request, talk.outputs, seed)
     if decision is None and shell.TOOL in names:
         decision = shell.work(talk.request, len(talk.outputs), seed)
     if decision is None and not names:
-        decision = answers.answer(talk.request, seed) or judged.answer(talk.request, seed)
+        answerers = (answers.answer, judged.answer, mathematics.answer, pairwise.answer)
+        decision = next((said for answer in answerers if (said := answer(talk.request, seed))), None)
     return decision or _plain(talk, tools)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 from gymckpt.errors import UsageError
 from gymckpt.tasksets.answers import answers_rows
 from gymckpt.tasksets.judged import judged_rows
+from gymckpt.tasksets.mathematics import math_rows
+from gymckpt.tasksets.pairwise import pairwise_rows
 from gymckpt.tasksets.shell import shell_rows
 from gymckpt.tasksets.workbench import workbench_rows
 
@@ -23,6 +25,8 @@ TASKSETS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "answers": answers_rows,
     "judged": judged_rows,
     "shell": shell_rows,
+    "math": math_rows,
+    "pairwise": pairwise_rows,
     "mixed": mixed_rows,
 }
 """By name, without the `@` of the command line."""

@@ -23,6 +23,10 @@ agent count them together. A server that does not send it is counted as having a
 HEADER_TURNS = "x-gymckpt-turns"
 """Ours, on the reply to an activation: how many model calls were delivered to the rollout so far."""
 
+HEADER_COHORT = "x-gymckpt-cohort"
+"""Ours, on the reply to a seed, `1`: verdicts come to a whole cohort at once. An episode that has its verdict goes on to
+count at the boundary before verify, since after a crash its siblings can only be verified together with it."""
+
 Phase = Literal["idle", "preparing", "prepared", "committed", "restored"]
 VerifyMode = Literal["wait", "replay"]
 ResourcesMode = Literal["stateless", "exported", "restart_only"]

@@ -11,7 +11,7 @@ from gymckpt.identity import is_safe_name
 from gymckpt.tasksets import TASKSETS, task_rows
 from gymckpt.wire.gym import Task
 
-SIZES = {"workbench": 200, "answers": 60, "judged": 40, "shell": 40, "mixed": 100}
+SIZES = {"workbench": 200, "answers": 60, "judged": 40, "shell": 40, "mixed": 100, "math": 30, "pairwise": 40}
 
 
 @pytest.mark.parametrize("name", TASKSETS)
@@ -34,7 +34,7 @@ def test_rows_are_the_same_in_every_version_until_somebody_means_to_change_them(
     for name in SIZES:
         for row in task_rows(name):
             digest.update(jsoncodec.canonical(row))
-    assert digest.hexdigest()[:16] == "a3df042220f2925a"
+    assert digest.hexdigest()[:16] == "e0ad4690df46a439"
 
 
 def test_mixed_needs_every_kind_of_server() -> None:
@@ -61,3 +61,9 @@ def test_tools_have_strict_schemas() -> None:
             assert parameters["additionalProperties"] is False
             assert parameters["required"] == list(parameters["properties"])
     assert len(_tools(next(task_rows("workbench")))) >= 12
+
+
+def test_a_prompt_of_pairwise_has_as_many_members_as_its_rows_say() -> None:
+    prompts = [jsoncodec.dumps(row["task_input"]["responses_create_params"]["input"]) for row in task_rows("pairwise")]
+    for row, prompt in zip(task_rows("pairwise"), prompts, strict=True):
+        assert prompts.count(prompt) == row["task_input"]["task_data"]["cohort_size"]

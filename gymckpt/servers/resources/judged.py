@@ -5,21 +5,17 @@ from typing import Any, ClassVar
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gymckpt.errors import NotSent, ServerError, UsageError
-from gymckpt.ports import Clock, Deadline, ServerRef, SystemClock, Transport
+from gymckpt.errors import ServerError, UsageError
+from gymckpt.ports import Clock, ServerRef, SystemClock, Transport
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.resources.app import resources_app
+from gymckpt.servers.resources.judge import Judge, JudgeOptions
 from gymckpt.servers.resources.options import read_options
 from gymckpt.servers.resources.server import ResourcesServer, Verification
 from gymckpt.servers.resources.texts import last_text
-from gymckpt.settings import CheckpointSettings, Settings
+from gymckpt.settings import CheckpointSettings
 from gymckpt.tasksets.judged import judge_prompt, verdict_of
-from gymckpt.wire.client import HttpTransport, json_object
 from gymckpt.wire.control import ResourcesMode, VerifyMode
-
-_TRIES = 3
-_PAUSE_S = 0.5
-_MAX_CONNECTIONS = 1024
 
 
 class JudgeData(BaseModel):
@@ -31,16 +27,8 @@ class JudgeData(BaseModel):
     expected_answer: str = Field(max_length=1 << 20)
 
 
-class JudgedOptions(Settings):
+class JudgedOptions(JudgeOptions):
     """Who judges, and how slowly."""
-
-    judge: str = "policy_model"
-    """Instance name of the server that is asked, at `/v1/responses`, without a capture key."""
-    judge_model: str | None = None
-    """The `model` of the request, where the judge wants one."""
-    judge_delay_s: float = Field(default=0.0, ge=0.0, le=86_400.0)
-    """Every verdict takes this much longer."""
-    judge_timeout_s: float = Field(default=600.0, gt=0.0, le=86_400.0)
 
 
 class Judged(ResourcesServer):
@@ -59,21 +47,15 @@ class Judged(ResourcesServer):
         transport: Transport | None = None,
     ) -> None:
         super().__init__(instance)
-        self._options = options
-        self._judge = judge
-        self._clock = clock
-        self._transport = transport
-        self._own: HttpTransport | None = None
+        self._judge = Judge(options, judge, clock, transport)
 
     async def startup(self) -> None:
         """Open the connections to the judge, unless a transport was given."""
-        if self._transport is None:
-            self._transport = self._own = HttpTransport(max_connections=_MAX_CONNECTIONS)
+        self._judge.open()
 
     async def shutdown(self) -> None:
         """Close them."""
-        if self._own is not None:
-            await self._own.aclose()
+        await self._judge.close()
 
     async def verify(self, verification: Verification) -> dict[str, Any]:
         """`{"reward", "judge_text"}`; raises `ServerError` when the judge gives no verdict."""
@@ -81,29 +63,12 @@ class Judged(ResourcesServer):
             data = JudgeData.model_validate(verification.body)
         except ValidationError as error:
             raise UsageError(f"the task's data: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
-        if self._options.judge_delay_s:
-            await self._clock.sleep_until(self._clock.monotonic() + self._options.judge_delay_s)
-        text = await self._ask(judge_prompt(data.question, data.expected_answer, last_text(verification.response)))
+        prompt = judge_prompt(data.question, data.expected_answer, last_text(verification.response))
+        text = await self._judge.ask(prompt)
         verdict = verdict_of(text)
         if verdict is None:
             raise ServerError(f"{self._judge.instance} gave no verdict: {text[:200]!r}")
         return {"reward": 1.0 if verdict else 0.0, "judge_text": text}
-
-    async def _ask(self, prompt: str) -> str:
-        body: dict[str, Any] = {"input": [{"role": "user", "content": prompt}]}
-        if self._options.judge_model:
-            body["model"] = self._options.judge_model
-        assert self._transport is not None, "startup was not called"
-        deadline = Deadline.after(self._clock, self._options.judge_timeout_s)
-        for left in reversed(range(_TRIES)):
-            try:
-                reply = await self._transport.call(self._judge, "POST", "/v1/responses", body, deadline=deadline)
-                return last_text(json_object(reply, f"the judge {self._judge.instance}"))
-            except NotSent:
-                if not left:
-                    raise
-                await self._clock.sleep_until(self._clock.monotonic() + _PAUSE_S)
-        raise AssertionError("unreachable")
 
 
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:

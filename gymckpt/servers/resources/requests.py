@@ -9,7 +9,7 @@ from gymckpt.jsoncodec import Json
 from gymckpt.roles.resources import ResourcesRole
 from gymckpt.roles.resources_sessions import Session
 from gymckpt.servers.resources.server import Call, ResourcesServer, Seed, Tool, Verification
-from gymckpt.wire.control import HEADER_RESTART, HEADER_VERIFY
+from gymckpt.wire.control import HEADER_COHORT, HEADER_RESTART, HEADER_VERIFY
 
 
 class Requests(Protocol):
@@ -60,7 +60,7 @@ class DirectRequests:
 
     async def verify(self, session_id: str | None, episode: EpisodeId | None, body: dict[str, Any]) -> dict[str, Any]:
         """See `Requests.verify`."""
-        return await self._server.verify(Verification(session_id, body))
+        return await self._server.verify(Verification(session_id, body, episode))
 
     async def close(self, session_id: str | None, episode: EpisodeId | None, caller_id: str | None) -> None:
         """See `Requests.close`."""
@@ -87,6 +87,8 @@ class GuardedRequests:
         headers: dict[str, str] = {HEADER_VERIFY: self._server.checkpoint_verify}
         if self._server.checkpoint_mode == "restart_only" or episode is None:
             headers[HEADER_RESTART] = "1"
+        if self._server.compares_cohorts:
+            headers[HEADER_COHORT] = "1"
         return session.session_id, headers
 
     async def call(
@@ -103,7 +105,8 @@ class GuardedRequests:
         """See `Requests.verify`."""
 
         async def work(session: Session | None) -> dict[str, Any]:
-            return await self._server.verify(Verification(session.session_id if session else None, body))
+            asked = Verification(session.session_id, body, session.episode) if session else Verification(None, body)
+            return await self._server.verify(asked)
 
         return await self._requests.verify(session_id, episode, work)
 

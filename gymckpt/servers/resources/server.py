@@ -51,6 +51,8 @@ class Verification:
     session_id: str | None
     body: dict[str, Any]
     """The task's data, `responses_create_params` and `response`."""
+    episode: EpisodeId | None = None
+    """The attempt that asks, where it is known."""
 
     @property
     def response(self) -> dict[str, Any]:
@@ -74,6 +76,8 @@ class ResourcesServer:
 
     checkpoint_mode: ClassVar[ResourcesMode] = "restart_only"
     checkpoint_verify: ClassVar[VerifyMode] = "wait"
+    compares_cohorts: ClassVar[bool] = False
+    """`verify` waits for an answer's siblings and gives their verdicts together; needs `checkpoint_verify` replay."""
     checkpoint_hook_s: ClassVar[float] = 60.0
     """How long a hook may take for one session."""
 
