@@ -68,11 +68,10 @@ class ResultFiles:
             with writing(path):
                 if sizes[kind] > ends[kind]:
                     self._fs.truncate(path, ends[kind])
-                if exists(self._fs, path):
-                    self._handles[kind] = self._fs.append(path)
-                else:
-                    self._handles[kind] = self._fs.create(path)
+                if not exists(self._fs, path):
+                    self._fs.create(path).close()
                     sync_directory(self._fs, path.parent)
+                self._handles[kind] = self._fs.append(path)
             self._sizes[kind] = ends[kind]
         return written
 
@@ -106,7 +105,8 @@ class ResultFiles:
         except BaseException:
             # What was written of it goes, so that a second try does not double a row.
             for kind, path in self._paths.items():
-                self._fs.truncate(path, self._sizes[kind])
+                with writing(path):
+                    self._fs.truncate(path, self._sizes[kind])
             raise
         for kind, path in self._paths.items():
             self._sizes[kind] += len(data[kind])

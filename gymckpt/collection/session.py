@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from gymckpt.collection import events
+from gymckpt.collection import events, journals
 from gymckpt.collection.attempts import Limits
 from gymckpt.collection.candidates import find_candidates, with_salvaged
 from gymckpt.collection.checkpointing import Checkpointer, CheckpointSettings
@@ -24,7 +24,7 @@ from gymckpt.collection.tally import Tally
 from gymckpt.collection.watch import Watch
 from gymckpt.coordination import Deployment, ParticipantRef, PathMap, describe
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import ControlError, DamagedState, ServerError
+from gymckpt.errors import ControlError, DamagedState, NoSpace, ServerError
 from gymckpt.identity import EpisodeId, new_checkpoint_id
 from gymckpt.ports import Deadline
 from gymckpt.storage.journalfiles import Position
@@ -72,6 +72,7 @@ class Session:
         self._rebooted: tuple[ParticipantRef, ...] = ()
         self.give_up_checkpoint: Callable[[], None] = lambda: None
         """Ends an open checkpoint at once, everything resumed: whoever takes checkpoints sets it."""
+        self._full_since_s: float | None = None
         self.last_begun: str | None = None
         """The id begun last, for a checkpoint or a restore."""
         self.finished = asyncio.Event()
@@ -338,12 +339,29 @@ class Session:
             await self._sleep(FLUSH_EVERY_S)
             now_s = self.ports.clock.monotonic()
             due = now_s - synced_s >= SYNC_EVERY_S or self.files.unsynced >= SYNC_AFTER
-            await self.write_rows(durable=due)
+            due = await self._rows_written(due)
             if due:
                 synced_s = now_s
             self.tally.free_bytes = await self.ports.offload.run(
                 lambda: self.ports.fs.free_bytes(self.opened.paths.root)
             )
+
+    async def _rows_written(self, due: bool) -> bool:
+        """Write rows; on a full disk they wait in memory, and nothing more is dispatched. Raises when patience ends."""
+        try:
+            await self.write_rows(durable=due)
+        except NoSpace:
+            now_s = self.ports.clock.monotonic()
+            if self._full_since_s is None:
+                self._full_since_s = now_s
+                self._full(True)
+            if now_s - self._full_since_s >= journals.FULL_DISK_PATIENCE_S:
+                raise
+            return False
+        if self._full_since_s is not None:
+            self._full_since_s = None
+            self._full(False)
+        return due
 
     async def write_rows(self, *, durable: bool) -> None:
         """Append the rows that wait."""
