@@ -134,14 +134,19 @@ class _Collector:
         opener = Opener(self._settings, self._root, self._ports, lambda: self._wishes.stopped)
         exists = await self._unless_stopped(opener.holds_run(restore=restore), "before the run existed")
         try:
-            opened, deployment = await self._open(opener, source, exists)
-            try:
-                return await self._carry_out(opened, deployment)
-            finally:
-                with suppress(GymckptError):
-                    await opened.journals.close()
+            return await self._held(opener, source, exists)
+        except OSError as error:
+            raise durable.write_error(error, self._root) from error
         finally:
             await opener.lock.release()
+
+    async def _held(self, opener: Opener, source: TaskInput | None, exists: bool) -> Summary:
+        opened, deployment = await self._open(opener, source, exists)
+        try:
+            return await self._carry_out(opened, deployment)
+        finally:
+            with suppress(GymckptError):
+                await opened.journals.close()
 
     async def _open(self, opener: Opener, source: TaskInput | None, exists: bool) -> tuple[Opened, Deployment | None]:
         if exists:
@@ -233,6 +238,10 @@ class _Collector:
         except GymckptError as error:
             await self._leave_after(session, error)
             raise
+        except OSError as error:
+            named = durable.write_error(error, opened.paths.root)
+            await self._leave_after(session, named)
+            raise named from error
         finally:
             await session.files.close()
 
