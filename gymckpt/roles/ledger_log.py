@@ -8,6 +8,7 @@ Oldest first, so that a line that frees others (a retire) can itself be dropped:
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ BATCH_LINES = 1024
 BEFORE_FSYNC = declare("ledger.append.before_fsync", "ledger lines were written, not yet made durable")
 AFTER_FSYNC = declare("ledger.append.after_fsync", "ledger lines are durable, nobody was told")
 BEFORE_UNLINK = declare("ledger.reclaim.before_unlink", "live lines of the oldest file were appended again")
+
+logger = logging.getLogger("gymckpt.model")
 
 _FILE = re.compile(r"^rows-([0-9]{9})\.log\Z")
 
@@ -96,6 +99,7 @@ class LedgerLog:
         self._queue: list[_Waiting] = []
         self._flusher: asyncio.Task[None] | None = None
         self._failed: GymckptError | None = None
+        self._reclaims = True
 
     @property
     def total_bytes(self) -> int:
@@ -127,7 +131,8 @@ class LedgerLog:
 
     def submit(self, value: Any, applied: Callable[[Place], None]) -> "asyncio.Future[Place]":
         """Append `value`. Once it is durable, `applied` is called (in the order of submission, even if the caller has
-        gone), then the future ends. It fails with `NoSpace`, or with `StorageFailed` from then on for ever."""
+        gone), then the future ends. It fails with `NoSpace` or `StorageFailed`: then the line is not in the log, and
+        what comes later is tried in a new file."""
         waiting = _Waiting(encode(value), applied, asyncio.get_running_loop().create_future())
         waiting.done.add_done_callback(_looked_at)
         if self._failed is not None:
@@ -199,31 +204,46 @@ class LedgerLog:
             except NoSpace as error:
                 _refuse(batch, error)
                 continue
-            except GymckptError as error:
-                self._fail(batch, error)
-                return
+            except (GymckptError, OSError) as error:
+                named = error if isinstance(error, GymckptError) else StorageFailed(f"{self._directory}: {error}")
+                await self._abandon(batch, named)
+                continue
             for waiting, place in zip(batch, places, strict=True):
                 waiting.applied(place)
                 if not waiting.done.done():
                     waiting.done.set_result(place)
-            try:
-                while self.total_bytes > 2 * self._live_bytes + SLACK_BYTES and len(self._sizes) > 1:
-                    await self._reclaim(min(self._sizes))
-            except NoSpace:
-                continue
-            except (GymckptError, OSError, ValueError) as error:
-                self._fail([], StorageFailed(f"{self._directory}: space could not be reclaimed: {error}"))
-                return
+            await self._reclaim_some()
 
-    def _fail(self, batch: list[_Waiting], error: GymckptError) -> None:
-        self._failed = error
-        _refuse(batch + self._queue, error)
-        self._queue = []
+    async def _abandon(self, batch: list[_Waiting], error: GymckptError) -> None:
+        """Nobody knows what reached this file beyond what was acknowledged: cut it there, and go on in another."""
+        _refuse(batch, error)
+        number = self._current
+        try:
+            if number in self._sizes and self._handle is not None:
+                await self._offload.run(lambda: self._cut(self._path(number), self._sizes[number]))
+        except GymckptError as again:
+            self._failed = again
+            _refuse(self._queue, again)
+            self._queue = []
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
+
+    async def _reclaim_some(self) -> None:
+        try:
+            while self._reclaims and self.total_bytes > 2 * self._live_bytes + SLACK_BYTES and len(self._sizes) > 1:
+                await self._reclaim(min(self._sizes))
+        except NoSpace:
+            return
+        except (GymckptError, OSError, ValueError) as error:
+            # Rows are safe, the space of dead ones is not coming back: better than refusing calls.
+            self._reclaims = False
+            logger.error("%s: space is reclaimed no longer: %s", self._directory, error)
 
     async def _append(self, lines: list[bytes]) -> list[Place]:
         number = self._current
         start = self._sizes.get(number, FILE_BYTES)
-        if start >= FILE_BYTES:
+        if self._handle is None or start >= FILE_BYTES:
             number, start = number + 1, 0
         places = []
         offset = start
@@ -251,6 +271,11 @@ class LedgerLog:
                 raise StorageFailed(named.detail) from error
             if number == self._current:
                 self._cut(path, start)
+                # A descriptor goes on where it was, which is behind the end now.
+                handle = self._handle
+                self._handle = self._fs.append(path)
+                if handle is not None:
+                    handle.close()
             raise named from error
         sync(handle, path)
         crash_point(AFTER_FSYNC)

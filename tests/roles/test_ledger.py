@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gymckpt.errors import CheckpointConflict, DamagedState, NotAsAsked, StaleAttempt
+from gymckpt import crashpoints
+from gymckpt.errors import CheckpointConflict, DamagedState, GymckptError, NotAsAsked, StaleAttempt
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import ThreadOffload
 from gymckpt.roles import ledger_log
@@ -190,3 +191,28 @@ def test_fences_that_nobody_needs_any_more_are_dropped(tmp_path: Path, monkeypat
         assert not any(ledger.is_fenced(EpisodeId(f"r-{n}")) for n in range(11))
 
     using(tmp_path, work, is_refused=lambda episode: False)
+
+
+@pytest.mark.parametrize("action", ["enospc", "eio", "error"])
+@pytest.mark.parametrize("point", [ledger_log.BEFORE_FSYNC, ledger_log.AFTER_FSYNC])
+def test_a_row_that_could_not_be_made_durable_is_refused_and_the_next_one_is_kept(
+    tmp_path: Path, action: str, point: str
+) -> None:
+    async def work(ledger: Ledger) -> None:
+        await append(ledger, FIRST, range(3))
+        crashpoints.arm(f"{point}:{action}")
+        with pytest.raises((GymckptError, OSError)):
+            await ledger.append(FIRST, row(3))
+        crashpoints.arm(None)
+        assert ledger.count(FIRST) == 3
+        assert await ledger.append(FIRST, row(4)) == 3
+        assert await ledger.append(FIRST, row(3)) == 4
+
+    async def again(ledger: Ledger) -> None:
+        assert [found["index"] for found in await ledger.rows(FIRST)] == [0, 1, 2, 4, 3]
+
+    try:
+        using(tmp_path, work, stripes=1)
+    finally:
+        crashpoints.arm(None)
+    using(tmp_path, again, stripes=1)
