@@ -150,7 +150,7 @@ def index_line(exported: ExportedRecord, chain: Chain) -> bytes:
         "turns": exported.turns,
         "bytes": sum(part.length for part in chain.parts),
         "needs": exported.needs,
-        "parts": chain.parts,
+        "parts": [[*part] for part in chain.parts],
     }
     if chain.lists:
         fields["lists"] = chain.lists

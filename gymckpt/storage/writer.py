@@ -111,14 +111,17 @@ class ParticipantWriter:
         """
         if exported.episode in self._entries:
             raise CheckpointFailed(f"{exported.episode} was exported twice")
-        pinned = take(exported)
-        entry = self._entries[exported.episode] = _Entry(replace(exported, record={}, lists={}, prefix=None))
+        entry = _Entry(
+            ExportedRecord(exported.episode, {}, exported.boundary, exported.turns, exported.needs, exported.revision)
+        )
         if exported.prefix is not None:
             self._prefixes.take(exported.episode, exported.prefix)
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
             entry.chain = chain
+            self._entries[exported.episode] = entry
             return
-        self._pending.append(pinned)
+        self._pending.append(take(exported))
+        self._entries[exported.episode] = entry
         if self._held is None:
             self._held = await self._offload.run(self._start)
         if len(self._pending) >= min(_JOB_RECORDS, max(1, _JOB_BYTES // self._mean_bytes)):
@@ -349,7 +352,7 @@ class ParticipantWriter:
             if segment.file not in kept:
                 durable.remove_quietly(self._fs, self._directory / segment.file)
         for episode, chain in chains.items():
-            parts = tuple(part._replace(segment=numbers[part.segment]) for part in chain.parts)
+            parts = tuple(Address(numbers[part.segment], *part[1:]) for part in chain.parts)
             chains[episode] = replace(chain, parts=parts)
         return segments, chains
 

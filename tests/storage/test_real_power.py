@@ -52,7 +52,8 @@ def mounted(image: Path, place: Path, *options: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        command("umount", place)
+        if command("umount", place).returncode:
+            command("umount", "--lazy", place)
 
 
 def needs_root() -> None:
