@@ -5,6 +5,7 @@ states. `restart_only`: nothing of it is ever in a checkpoint, its admission nev
 reported as restarts.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
@@ -151,12 +152,14 @@ class ResourcesRole:
     async def suspend_compute(self, episodes: Collection[EpisodeId]) -> None:
         """See `Role.suspend_compute`: only for hooks that have both directions."""
         if self._hooks.can_suspend() and (session_ids := self._ids_of(episodes)):
-            await self._hooks.suspend_session_states(session_ids)
+            async with asyncio.timeout(self._limits.hook_s):
+                await self._hooks.suspend_session_states(session_ids)
 
     async def wake_compute(self, episodes: Collection[EpisodeId]) -> None:
         """See `Role.wake_compute`."""
         if self._hooks.can_suspend() and (session_ids := self._ids_of(episodes)):
-            await self._hooks.wake_session_states(session_ids)
+            async with asyncio.timeout(self._limits.hook_s):
+                await self._hooks.wake_session_states(session_ids)
 
     def _ids_of(self, episodes: Collection[EpisodeId]) -> list[str]:
         wanted = set(episodes)

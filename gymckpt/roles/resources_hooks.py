@@ -18,9 +18,13 @@ _NAMED_IN_A_FAILURE = 5
 
 
 class SessionStateError(GymckptError):
-    """A hook failed for the sessions that it names."""
+    """A hook failed for the sessions that it names; `session_id` where it is one."""
 
     code = "session_state"
+
+    def __init__(self, detail: str, *, session_id: str | None = None) -> None:
+        super().__init__(detail)
+        self.session_id = session_id
 
 
 class SessionHooks(Protocol):
@@ -81,7 +85,8 @@ async def export_states(
         batch = _next_batch(sessions, position, limits, mean)
         position += len(batch)
         what = f"exporting the state of {_names(batch)}"
-        states = await _limited(hooks.export_session_states([s.session_id for s in batch]), what, limits.hook_s)
+        exporting = _naming(batch, hooks.export_session_states([s.session_id for s in batch]))
+        states = await _limited(exporting, what, limits.hook_s)
         if unasked := set(states) - {session.session_id for session in batch}:
             raise CheckpointFailed(f"{what}: the hook answered for {sorted(unasked)[0]!r}, which was not asked for")
         for session in batch:
@@ -152,6 +157,17 @@ def _next_batch(sessions: Sequence[Session], start: int, limits: HookLimits, mea
         batch.append(session)
         filled += expected
     return batch
+
+
+async def _naming(batch: Sequence[Session], work: Awaitable[T]) -> T:
+    """`work`, whose failure also names the episode: an author's code knows sessions alone."""
+    try:
+        return await work
+    except SessionStateError as error:
+        session = next((session for session in batch if session.session_id == error.session_id), None)
+        if session is None:
+            raise
+        raise SessionStateError(f"{error.detail} (episode {session.episode})") from error
 
 
 async def _limited(work: Awaitable[T], what: str, limit_s: float) -> T:

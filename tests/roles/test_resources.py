@@ -406,7 +406,7 @@ def test_an_export_that_fails_or_hangs_fails_that_checkpoint_by_the_sessions_nam
         await desk.done("prepare", X)
         failed = await desk.control("commit", X, checkpoint_dir=str(tmp_path / X), episode_ids=None)
         assert code(failed) == "409 checkpoint_error"
-        assert f"session {session_id}: {said}" in value(failed)["error"]["detail"]
+        assert f"session {session_id}: {said} (episode b)" in value(failed)["error"]["detail"]
         await desk.done("resume", X)
         assert not list((tmp_path / X).rglob("manifest.json"))
         server.export_s.clear()

@@ -169,8 +169,9 @@ class ResourcesServer:
                 return await work
         except TimeoutError as error:
             what = f"session {session_id}: a hook took longer than {self.checkpoint_hook_s:g} s"
-            raise SessionStateError(what) from error
+            raise SessionStateError(what, session_id=session_id) from error
         except InvalidCheckpointState:
             raise
         except Exception as error:  # an author's code may raise anything; it fails by the session's name
-            raise SessionStateError(f"session {session_id}: {type(error).__name__}: {str(error)[:200]}") from error
+            what = f"session {session_id}: {type(error).__name__}: {str(error)[:200]}"
+            raise SessionStateError(what, session_id=session_id) from error
