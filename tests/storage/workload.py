@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gymckpt.errors import NoSpace
@@ -24,7 +25,8 @@ from gymckpt.storage.writer import ParticipantWriter
 from tests.storage.building import RUN_ID, checkpoint_id, opaque, record
 
 FS = LocalFileSystem()
-OFFLOAD = ThreadOffload()
+OFFLOAD = ThreadOffload(ThreadPoolExecutor(1))
+"""One thread: its system calls can be counted."""
 CHECKPOINTS = 3
 
 
