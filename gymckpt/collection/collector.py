@@ -16,12 +16,13 @@ from gymckpt.collection import events
 from gymckpt.collection.dryrun import try_out
 from gymckpt.collection.feed import count_unfinished
 from gymckpt.collection.inputs import TaskInput
+from gymckpt.collection.metrics import Metrics, compute
 from gymckpt.collection.opening import Opened, Opener, Ports, refuse_holding, source_of
 from gymckpt.collection.preflight import preflight
 from gymckpt.collection.progress import LastCheckpoint, OnEvent, Progress
 from gymckpt.collection.routing import Server
 from gymckpt.collection.run import Counts
-from gymckpt.collection.rundirectory import RunPaths, holding
+from gymckpt.collection.rundirectory import Holding, RunPaths, holding
 from gymckpt.collection.session import Session
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.collection.signals import Wishes
@@ -62,6 +63,8 @@ class Summary:
     nothing_to_resume: bool = False
     stopped: str | None = None
     """Why it ended before everything had an outcome; the run can be resumed."""
+    metrics: Metrics | None = None
+    """Over every sample of the run; None while rollouts are unresolved."""
     dry_run: bool = False
     """Nothing was done; the counts are what would be."""
 
@@ -165,7 +168,7 @@ class _Collector:
 
     async def _dry_run(self, source: TaskInput | None, *, restore: bool) -> Summary:
         fs, offload = self._ports.fs, self._ports.offload
-        found = await offload.run(lambda: holding(fs, RunPaths(self._root)))
+        found: Holding = await offload.run(lambda: holding(fs, RunPaths(self._root)))
         refuse_holding(self._root, found, self._settings, restore=restore)
         deployment = await self._unless_stopped(self._discover(), "before anything was sent")
         trying = try_out(self._settings, self._ports, self._root, self._servers, deployment, self._path_map, source)
@@ -293,6 +296,10 @@ class _Collector:
                 unresolved=counts.unresolved,
             )
         )
+        metrics = None
+        if counts.complete:
+            run, plan, journals = session.state, session.opened.plan, session.journals
+            metrics = await self._ports.offload.run(lambda: compute(run, plan, (o for o, _ in journals.outcomes())))
         self._done(session, counts, exit_code)
         return Summary(
             run_id=session.run_id,
@@ -305,6 +312,7 @@ class _Collector:
             last_checkpoint=session.tally.last_checkpoint,
             nothing_to_resume=nothing_to_resume,
             stopped=stopped if counts.unresolved else None,
+            metrics=metrics,
         )
 
     async def _accounts(self, session: Session) -> Counts:

@@ -108,7 +108,7 @@ class Opener:
         Raises `NotAsAsked`, `UsageError` or `DamagedState` for what the user did not ask for.
         """
         fs, offload = self._ports.fs, self._ports.offload
-        found = await offload.run(lambda: holding(fs, self.paths))
+        found: Holding = await offload.run(lambda: holding(fs, self.paths))
         refuse_holding(self.paths.root, found, self._settings, restore=restore)
         await offload.run(lambda: make_directories(fs, self.paths.root))
         await self.lock.take(steal=self._settings.steal_lock)

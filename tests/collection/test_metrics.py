@@ -9,6 +9,7 @@ import pytest
 from gymckpt.collection.metrics import estimate, pass_at_k
 from gymckpt.collection.reading import read_metrics
 from gymckpt.collection.rundirectory import RunPaths
+from gymckpt.collection.signals import Wishes
 from tests.collection.deployments import Collected, judged, plain, typed_row
 
 
@@ -67,3 +68,24 @@ def test_means_weigh_tasks_equally_whatever_their_repeats(tmp_path: Path) -> Non
     found = metrics(collected)
     assert found.whole.mean_scored.value == 0.5
     assert found.whole.pass_at == {1: 0.5, 2: 0.5, 4: 0.5}
+
+
+def test_a_summary_tells_the_whole_run_whoever_collected_it(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run")
+    wishes = Wishes()
+
+    async def answer(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        if len(environment.bodies) > 4:
+            wishes.ask_to_stop()
+            await asyncio.sleep(3600)
+        return await judged(body)
+
+    environment.answer = answer
+    stopped = collected.collect([typed_row(n) for n in range(9)], concurrency=1, wishes=wishes, grace=1.0)
+    assert stopped.metrics is None
+    environment.answer = judged
+    for summary in (collected.restore(), collected.restore()):
+        assert summary.metrics is not None
+        assert summary.metrics.whole.samples == 9
+        assert summary.metrics.whole.mean_scored is not None
+        assert summary.metrics.whole.mean_scored.value == pytest.approx(5 / 9)
