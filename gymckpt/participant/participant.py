@@ -74,7 +74,7 @@ class Participant:
 
     async def status(self) -> Status:
         """What a controller needs to know before it does anything; changes nothing."""
-        state = self._state
+        state, own = self._state, dict(self.role.status())
         expires_at_s = state.lease.expires_at_s
         common: dict[str, Any] = {
             "kind": self.role.kind,
@@ -85,10 +85,10 @@ class Participant:
             "retired_rollouts": state.marks.count,
             "report": on_the_wire(state.readiness.look()),
             "boot_id": self.boot_id,
-            "extensions": list(EXTENSIONS),
+            "extensions": [*EXTENSIONS, *own.get("extensions", ())],
             "counters": self.counters,
         }
-        return Status(**{**self.role.status(), **common})
+        return Status(**{**own, **common})
 
     async def prepare(self, request: Operation) -> PrepareReply:
         """Close admission and wait until ready (`prepared`), or the deadline (`preparing`: it stays closed)."""

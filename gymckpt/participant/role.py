@@ -101,7 +101,7 @@ class Role(Protocol):
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """The fields of `GET /status` that only this kind has."""
+        """The fields of `GET /status` that only this kind has; `extensions` are added to those of every participant."""
         ...
 
     def commit_fields(self, exported: Sequence[EpisodeId]) -> Mapping[str, Any]:

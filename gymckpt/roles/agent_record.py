@@ -15,6 +15,7 @@ from gymckpt.episodes.boundary import BoundaryRecord, Point, Snapshot
 from gymckpt.errors import InvalidCheckpointState
 from gymckpt.identity import EpisodeId
 from gymckpt.roles.agent_loop import LoopState
+from gymckpt.roles.agent_tools import ToolKind
 from gymckpt.storage.records import ExportedRecord, Needs, Record, StoredRecord
 from gymckpt.wire.control import EpisodeRef, VerifyMode
 
@@ -28,6 +29,7 @@ class SessionTools(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     server: str = Field(max_length=128)
+    kind: ToolKind = "direct_http"
     cookies: dict[str, str] = Field(default_factory=dict)
 
 

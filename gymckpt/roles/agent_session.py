@@ -32,7 +32,7 @@ class Bench:
 
     def setting(self, track: Track, tools: ToolServer | None) -> LoopSetting:
         """For one loop."""
-        caller = ToolCaller(self.neighbours, tools.server, track.episode, self.tool_timeout_s) if tools else None
+        caller = ToolCaller.of(tools, self.neighbours, track.episode, self.tool_timeout_s) if tools else None
         return LoopSetting.prefixed(
             track,
             neighbours=self.neighbours,
@@ -71,7 +71,7 @@ class AgentSession:
         self.unclaimed = restored is not None
         """Restored, and not yet used by the replacement."""
         self._bench = bench
-        named = SessionTools(server=tools.server.instance, cookies=tools.cookies) if tools else None
+        named = SessionTools(server=tools.server.instance, cookies=tools.cookies, kind=tools.kind) if tools else None
         self._session = SessionState(task_id=task_id, tools=named)
         self._loop = restored.loop if restored else None
         self._driver: Driver[Activated] | None = None

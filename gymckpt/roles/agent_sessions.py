@@ -10,7 +10,7 @@ from gymckpt.participant.admission import Gate
 from gymckpt.participant.marks import Marks
 from gymckpt.roles.agent_record import RestoredSession
 from gymckpt.roles.agent_session import Activated, AgentSession, Bench
-from gymckpt.roles.agent_tools import ToolServer
+from gymckpt.roles.agent_tools import MCP, ToolServer
 from gymckpt.wire.gym import AgentSessionRequest
 
 Connect = Callable[[AgentSession], Awaitable[None]]
@@ -63,7 +63,7 @@ class AgentSessions:
         earlier = [s for s in self.of(episode.rollout_id) if s.episode.attempt <= episode.attempt]
         task_id = {"taskset": request.task_id.taskset, "task_id": request.task_id.task_id}
         session = AgentSession(request.agent_session_id, episode, task_id, tools, self._bench)
-        if restart or (tools is not None and not tools.known):
+        if restart or (tools is not None and not await self._found_again(tools)):
             self._bench.floor.becomes_restart(session.track)
         self._sessions[session.key] = session
         try:
@@ -75,6 +75,13 @@ class AgentSessions:
         for old in earlier:
             await self._free(old)
         return session
+
+    async def _found_again(self, tools: ToolServer) -> bool:
+        """Whether a restored session could go on using its tools: by their name, and where a token is needed by a new
+        one."""
+        if not tools.known or tools.kind != MCP:
+            return tools.known
+        return (await self._bench.neighbours.participation(tools.server.instance)).renews_mcp
 
     async def activate(
         self,
@@ -119,7 +126,9 @@ class AgentSessions:
     def install(self, episode: EpisodeId, restored: RestoredSession) -> None:
         """Put a checked session under `episode`."""
         tools = restored.session.tools
-        server = ToolServer(self._bench.neighbours.server(tools.server), dict(tools.cookies)) if tools else None
+        server = None
+        if tools is not None:
+            server = ToolServer(self._bench.neighbours.server(tools.server), dict(tools.cookies), kind=tools.kind)
         session = AgentSession(restored.key, episode, restored.session.task_id, server, self._bench, restored)
         self._sessions[session.key] = session
 

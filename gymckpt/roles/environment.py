@@ -13,6 +13,7 @@ from gymckpt.participant.admission import Gate, Signal
 from gymckpt.participant.marks import Marks
 from gymckpt.participant.role import Installable, RoleReport
 from gymckpt.ports import Offload
+from gymckpt.roles.agent_tools import ToolKind
 from gymckpt.roles.environment_episode import EnvironmentEpisode, EpisodeTask, Timeouts
 from gymckpt.roles.environment_record import Restored, export, read, task_digest
 from gymckpt.roles.neighbours import Neighbourhood
@@ -27,6 +28,8 @@ class EnvironmentOptions(TasksetOptions):
 
     agent: str
     """Instance name of the agent server."""
+    resources_tool_transports: tuple[ToolKind, ...] = ("direct_http",)
+    """How the agent is told to reach the tools."""
     request_timeout_s: float = Field(default=86_400.0, gt=0)
     """Bound on one call to another server; the time limit of the episode is usually reached first."""
 
@@ -93,6 +96,7 @@ class EnvironmentRole:
             timeouts=self._timeouts,
             limit_s=self.options.episode_timeout_s,
             checkpointing=self._checkpointing,
+            tool_transports=self.options.resources_tool_transports,
             restored=restored,
         )
         self._episodes.started(started)

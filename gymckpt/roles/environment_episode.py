@@ -3,7 +3,7 @@
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from gymckpt.episodes.time_limit import TimeLimit
 from gymckpt.errors import GymckptError
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline, Reply
+from gymckpt.roles.agent_tools import DIRECT_HTTP, MCP, ToolKind
 from gymckpt.roles.environment_record import EnvironmentState, Restored, StepName
 from gymckpt.roles.failures import EpisodeFailed
 from gymckpt.roles.neighbours import NeighbourFailed, Neighbourhood, number_in, says, says_restart
@@ -40,7 +41,6 @@ STAGES: dict[StepName, Stage] = {
 MODES: dict[StepName, Mode] = {"seed": "replay", "invoke_agent": "replay", "close_agent": "wait"}
 """The mode of verify is the resources server's, which says it when it is seeded."""
 
-DIRECT_HTTP = "direct_http"
 CLOSE_AGENT_SESSION = "/v1/agent_sessions/close"
 
 
@@ -78,9 +78,11 @@ class EnvironmentEpisode:
         timeouts: Timeouts,
         limit_s: float | None,
         checkpointing: bool,
+        tool_transports: Sequence[ToolKind] = (DIRECT_HTTP,),
         restored: Restored | None = None,
     ) -> None:
         self.episode = episode
+        self._tool_transports = tool_transports
         self.task = task
         point = restored.point if restored else None
         self._floor = floor
@@ -146,7 +148,7 @@ class EnvironmentEpisode:
         given, seeded = await self._call(task.resources, self._resources_path("/seed_session"), body)
         restart = restart or (self._checkpointing and says_restart(seeded))
         self._agent_open = True
-        session = self._agent_session(dict(seeded.cookies), given.get("sandbox_access"))
+        session = self._agent_session(dict(seeded.cookies), given)
         _, opened = await self._call(task.agent, "/v1/agent_sessions", session, headers=_restart(restart))
         if restart or (self._checkpointing and says_restart(opened)):
             self._floor.becomes_restart(self.track)
@@ -233,9 +235,19 @@ class EnvironmentEpisode:
             server, path, body, timeout_s=timeout_s or self._timeouts.request_s, **options
         )
 
-    def _agent_session(self, cookies: dict[str, str], sandbox_access: Any) -> dict[str, Any]:
+    def _agent_session(self, cookies: dict[str, str], seeded: dict[str, Any]) -> dict[str, Any]:
+        accesses = {DIRECT_HTTP: self._direct_access, MCP: self._mcp_access}
+        return {
+            "agent_session_id": self._state.agent_session_id,
+            "episode_id": self._reference(),
+            "task_id": self.task.task_id,
+            "tool_accesses": [accesses[kind](cookies, seeded) for kind in self._tool_transports],
+            "sandbox_access": seeded.get("sandbox_access"),
+        }
+
+    def _direct_access(self, cookies: dict[str, str], _: dict[str, Any]) -> dict[str, Any]:
         resources = self.task.resources
-        access = {
+        return {
             "kind": DIRECT_HTTP,
             "name": f"{resources}.{DIRECT_HTTP}",
             "required": True,
@@ -243,13 +255,18 @@ class EnvironmentEpisode:
             "cookies": cookies,
             "headers": {},
         }
-        return {
-            "agent_session_id": self._state.agent_session_id,
-            "episode_id": self._reference(),
-            "task_id": self.task.task_id,
-            "tool_accesses": [access],
-            "sandbox_access": sandbox_access,
-        }
+
+    def _mcp_access(self, _: dict[str, str], seeded: dict[str, Any]) -> dict[str, Any]:
+        given = seeded.get("resources_tools")
+        if (
+            not isinstance(given, dict)
+            or given.get("transport") != "http"
+            or not isinstance(given.get("headers"), dict)
+        ):
+            raise NeighbourFailed(f"{self.task.resources} exposes no tools over MCP", kind="no_mcp", terminal=True)
+        url = f"{self._neighbours.server(self.task.resources).url}/{str(given.get('url_path', '')).lstrip('/')}"
+        connection = {"transport": "streamable_http", "url": url, "headers": given["headers"]}
+        return {"kind": MCP, "name": self.task.resources, "required": True, "connection": connection}
 
     def _closing_agent(self) -> dict[str, Any]:
         return {"agent_session_id": self._state.agent_session_id, "episode_id": self._reference()}

@@ -15,7 +15,7 @@ from gymckpt import jsoncodec
 from gymckpt.errors import CONTROL_ERRORS, NOT_STARTED_CODES, NotSent, ServerError, UsageError
 from gymckpt.ports import Clock, Deadline, Offload, Reply, ServerRef, Transport
 from gymckpt.wire.client import excerpt
-from gymckpt.wire.control import EXTENSION_ROLLOUT_PREFIX, HEADER_RESTART, PREFIX
+from gymckpt.wire.control import EXTENSION_MCP_ACCESS, EXTENSION_ROLLOUT_PREFIX, HEADER_RESTART, PREFIX
 
 NOT_SENT_RETRY_S = 10.0
 """How long a server that refuses connections is tried."""
@@ -47,6 +47,8 @@ class Participation:
     """It can capture its sessions; if not, every episode that uses it starts over after a crash."""
     fences: bool = False
     """It takes the rollout's prefix on every route, tools too, and refuses a dead attempt's requests by it."""
+    renews_mcp: bool = False
+    """It gives the MCP access of a restored session anew."""
 
 
 ABSENT = Participation(participant=False, captures=False)
@@ -170,11 +172,13 @@ class Neighbourhood:
             return ABSENT
         if reply.status != 200:
             return None
-        extensions = _json_field(reply, "extensions")
+        offered = _json_field(reply, "extensions")
+        extensions = offered if isinstance(offered, list) else []
         return Participation(
             participant=True,
             captures=_json_field(reply, "mode") != "restart_only",
-            fences=isinstance(extensions, list) and EXTENSION_ROLLOUT_PREFIX in extensions,
+            fences=EXTENSION_ROLLOUT_PREFIX in extensions,
+            renews_mcp=EXTENSION_MCP_ACCESS in extensions,
         )
 
 

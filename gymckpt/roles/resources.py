@@ -35,6 +35,7 @@ class ResourcesRole:
         marks: Marks,
         clock: Clock,
         limits: HookLimits | None = None,
+        extensions: Sequence[str] = (),
     ) -> None:
         self._instance = instance
         self._mode: ResourcesMode = mode
@@ -42,6 +43,7 @@ class ResourcesRole:
         self._marks = marks
         self._hooks = hooks
         self._limits = limits or HookLimits()
+        self._extensions = tuple(extensions)
         self._frozen_restarts: frozenset[str] | None = None
         self.requests = SessionRequests(
             instance, hooks, mode=mode, verify=verify, marks=marks, clock=clock, hook_s=self._limits.hook_s
@@ -178,7 +180,12 @@ class ResourcesRole:
 
     def status(self) -> Mapping[str, Any]:
         """See `Role.status`."""
-        return {"mode": self._mode, "verify": self._verify, "retired_sessions": self._sessions.retired_count}
+        return {
+            "mode": self._mode,
+            "verify": self._verify,
+            "retired_sessions": self._sessions.retired_count,
+            "extensions": self._extensions,
+        }
 
     def commit_fields(self, exported: Sequence[EpisodeId]) -> Mapping[str, Any]:
         """See `Role.commit_fields`."""

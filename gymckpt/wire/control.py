@@ -18,14 +18,14 @@ HEADER_RESTART = "x-ng-checkpoint-restart"
 HEADER_ACTIVATION = "x-ng-agent-activation"
 HEADER_SESSION_OWNER = "x-ng-session-owner"
 HEADER_BOUNDARIES = "x-gymckpt-boundaries"
-"""Ours, on an agent's activation and on its reply: how many boundaries the rollout has completed, so that environment and
-agent count them together. A server that does not send it is counted as having added none."""
+"""Ours, on an agent's activation and on its reply: how many boundaries the rollout has completed, so that environment
+and agent count them together. A server that does not send it is counted as having added none."""
 HEADER_TURNS = "x-gymckpt-turns"
 """Ours, on the reply to an activation: how many model calls were delivered to the rollout so far."""
 
 HEADER_COHORT = "x-gymckpt-cohort"
-"""Ours, on the reply to a seed, `1`: verdicts come to a whole cohort at once. An episode that has its verdict goes on to
-count at the boundary before verify, since after a crash its siblings can only be verified together with it."""
+"""Ours, on the reply to a seed, `1`: verdicts come to a whole cohort at once. An episode that has its verdict goes on
+to count at the boundary before verify, since after a crash its siblings can only be verified together with it."""
 
 Phase = Literal["idle", "preparing", "prepared", "committed", "restored"]
 VerifyMode = Literal["wait", "replay"]
@@ -36,8 +36,10 @@ EXTENSION_PROBE = "probe"
 EXTENSION_NEEDS = "needs_by_episode"
 EXTENSION_ROLLOUT_PREFIX = "rollout_prefix"
 """Every route of the server also answers behind `/ng-rollout/<capture key>`, so that it knows whose request it is."""
+EXTENSION_MCP_ACCESS = "mcp_access"
+"""A resources server's tools are reached over MCP too, and a restored session's access is given anew."""
 EXTENSIONS = (EXTENSION_RESTORE_LATER_ATTEMPT, EXTENSION_PROBE, EXTENSION_NEEDS, EXTENSION_ROLLOUT_PREFIX)
-"""What our participants offer beyond the published control plane."""
+"""What all our participants offer beyond the published control plane."""
 
 MAX_REPORTED_BLOCKERS = 100
 MAX_DEADLINE_S = 3600.0

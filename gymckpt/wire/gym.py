@@ -96,8 +96,19 @@ class CloseSessionRequest(Body):
     episode_id: EpisodeRef
 
 
+class McpConnection(BaseModel):
+    """Where an MCP server is, and what names the session there."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    transport: str = "streamable_http"
+    url: str
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
+
+
 class ToolAccess(BaseModel):
-    """How an agent reaches the tools of one resources server. `name` is `<instance>.<kind>`."""
+    """How an agent reaches the tools of one resources server. `name` is `<instance>.direct_http`, or for MCP the
+    instance."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -107,6 +118,7 @@ class ToolAccess(BaseModel):
     base_url: str | None = None
     cookies: dict[str, str] = Field(default_factory=dict)
     headers: dict[str, str] = Field(default_factory=dict)
+    connection: McpConnection | None = None
 
 
 class AgentSessionRequest(Body):

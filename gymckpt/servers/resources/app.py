@@ -23,7 +23,7 @@ from gymckpt.servers.resources.requests import DirectRequests, GuardedRequests, 
 from gymckpt.servers.resources.server import ResourcesServer, Tool
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
-from gymckpt.wire.control import EpisodeRef
+from gymckpt.wire.control import EXTENSION_MCP_ACCESS, EpisodeRef
 
 if TYPE_CHECKING:
     from gymckpt.servers.resources.mcp_routes import McpRoutes
@@ -88,6 +88,7 @@ def resources_app(
             marks=Marks(),
             clock=clock,
             limits=HookLimits(hook_s=server.checkpoint_hook_s + 5.0),
+            extensions=(EXTENSION_MCP_ACCESS,) if mcp is not None else (),
         )
         requests = GuardedRequests(server, role)
         mount(app, role, checkpoint, clock=clock, fs=fs or LocalFileSystem(), offload=offload)
