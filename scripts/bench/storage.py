@@ -58,7 +58,13 @@ def conversations(count: int, rng: random.Random) -> list[list[dict[str, Any]]]:
 def message(number: int, text: str, rng: random.Random) -> dict[str, Any]:
     if number % 3 == 2:
         return {"type": "function_call_output", "call_id": f"call_{rng.getrandbits(64):x}", "output": text}
-    content = {"type": "output_text", "text": text, "annotations": [], "logprobs": None, "score": rng.random()}
+    content: dict[str, Any] = {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": None,
+        "score": rng.random(),
+    }
     return {
         "type": "message",
         "id": f"msg_{rng.getrandbits(64):x}",
