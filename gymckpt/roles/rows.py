@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gymckpt.errors import UsageError
 from gymckpt.identity import EpisodeId
-from gymckpt.wire.gym import FlatIdentity, Task, TaskInput, TaskRef
+from gymckpt.wire.gym import ROLLOUT_INDEX, TASK_INDEX, FlatIdentity, Task, TaskInput, TaskRef
 
 AGENT_REF = "agent_ref"
 PARAMS = "responses_create_params"
@@ -25,7 +25,8 @@ class FlatRow:
     """Where the row names one."""
     index: int | None
     content: dict[str, Any]
-    """The row without what a collector adds: the same in every attempt."""
+    """The row without what a collector adds for itself: the same in every attempt. The indexes stay, as they do with
+    Gym: a verifier that compares the rollouts of one prompt tells them apart by these."""
 
     @property
     def taskset(self) -> str | None:
@@ -54,6 +55,7 @@ def read_row(row: dict[str, Any]) -> FlatRow:
     if not isinstance(row.get(PARAMS), dict):
         raise UsageError(f"{PARAMS}: an object is required")
     added = {AGENT_REF} | ({TASK_ID} if task_id is not None else set())
-    content = {n: v for n, v in row.items() if n not in added and not n.startswith(COLLECTOR_PREFIX)}
+    kept = {TASK_INDEX, ROLLOUT_INDEX}
+    content = {n: v for n, v in row.items() if n not in added and (n in kept or not n.startswith(COLLECTOR_PREFIX))}
     episode = identity.episode or EpisodeId(uuid.uuid4().hex)
     return FlatRow(episode, task_id, identity.task_index, content)

@@ -40,6 +40,12 @@ class StatelessReplay(Adapter):
     checkpoint_verify = "replay"
 
 
+class ComparedCohorts(StatelessReplay):
+    """A verifier that waits for all answers to one prompt, and gives their verdicts together."""
+
+    compares_cohorts = True
+
+
 class Counters(Adapter):
     """`example_session_state_mgmt`: one number a session, which the reward depends on."""
 

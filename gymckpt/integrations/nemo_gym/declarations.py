@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gymckpt.integrations.nemo_gym.adapters import ADAPTERS, Adapter, StatelessReplay
+from gymckpt.integrations.nemo_gym.adapters import ADAPTERS, Adapter, ComparedCohorts, StatelessReplay
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,9 @@ def adapter_for(server_class: type) -> type[Adapter]:
         return Adapter
     return declared.adapter
 
+
+COHORTS = frozenset({"resources_servers.genrm_compare.app:GenRMCompareResourcesServer"})
+"""Verifiers that compare the answers to one prompt with each other."""
 
 VERIFIERS: Mapping[str, str] = {
     "resources_servers.abstention.app:AbstentionServer": (
@@ -131,7 +134,10 @@ STATEFUL: Mapping[str, str] = {
 """Classes with an adapter of their own."""
 
 DECLARATIONS: Mapping[str, Declaration] = {
-    **{key: Declaration(StatelessReplay, source) for key, source in VERIFIERS.items()},
+    **{
+        key: Declaration(ComparedCohorts if key in COHORTS else StatelessReplay, source)
+        for key, source in VERIFIERS.items()
+    },
     **{key: Declaration(ADAPTERS[key], source) for key, source in STATEFUL.items()},
 }
 """Everything that is declared, by `module:class`."""

@@ -20,7 +20,7 @@ from gymckpt.integrations.nemo_gym.paths import inner_scope
 from gymckpt.participant.prefix import EPISODE, App, Receive, Scope, Send, error_body, send_json
 from gymckpt.roles.resources_requests import SessionRequests
 from gymckpt.roles.resources_sessions import Session
-from gymckpt.wire.control import HEADER_RESTART, HEADER_VERIFY, PREFIX
+from gymckpt.wire.control import HEADER_COHORT, HEADER_RESTART, HEADER_VERIFY, PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ class SessionLayer:
         headers = [(HEADER_VERIFY, str(self._adapter.checkpoint_verify))]
         if self._adapter.checkpoint_mode == "restart_only" or episode is None:
             headers.append((HEADER_RESTART, "1"))
+        if self._adapter.compares_cohorts:
+            headers.append((HEADER_COHORT, "1"))
         return self._seeds[session.session_id].answer.with_headers(headers)
 
     async def _close(self, scope: Scope, body: bytes, session_id: str | None, episode: EpisodeId | None) -> Answer:

@@ -27,6 +27,8 @@ class GymServerOptions(Settings):
 
     server: str
     """Its folder, as in `resources_servers/string_match`."""
+    server_class: str | None = None
+    """`module:class` of a class of one's own, instead of the one in that folder."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Its own settings, as in Gym's configuration; `${urls.NAME}` is the address of the server called NAME."""
     gym: dict[str, Any] = Field(default_factory=dict)
@@ -38,7 +40,7 @@ class GymServerOptions(Settings):
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:
     """See `servers.registry.Builder`. Must be called on a running event loop, where Gym's HTTP client lives."""
     wanted = read_options(GymServerOptions, instance, options)
-    server_class = load_class(wanted.server)
+    server_class = load_class(wanted.server) if wanted.server_class is None else _loaded(wanted.server_class)
     utilities = importlib.import_module("nemo_gym.server_utils")
     configuration = _configuration(instance, wanted, neighbours)
     # Code that asks for the global configuration gets this one, instead of reading our command line.
@@ -58,7 +60,8 @@ def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings
     server.setup_liveness(app)
     server.setup_exception_middleware(app)
     server.setup_cancellation_middleware(app)
-    utilities.set_global_aiohttp_client(utilities.GlobalAIOHTTPAsyncClientConfig())
+    if not utilities.is_global_aiohttp_client_setup():
+        utilities.set_global_aiohttp_client(utilities.GlobalAIOHTTPAsyncClientConfig())
     return app
 
 
@@ -128,11 +131,15 @@ def _address(url: str) -> dict[str, Any]:
 def _adapter(name: str | None) -> type[Adapter] | None:
     if name is None:
         return None
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"adapter {name[:160]!r} cannot be loaded: {error}") from error
+    found = _loaded(name)
     if not (isinstance(found, type) and issubclass(found, Adapter)):
         raise UsageError(f"adapter {name[:160]!r} is no Adapter")
     return found
+
+
+def _loaded(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{name[:160]!r} cannot be loaded: {error}") from error
