@@ -177,6 +177,7 @@ class WorldLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
+        self._hangs = 0
         self.set_task_factory(_make_task)
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
@@ -192,10 +193,13 @@ class WorldLoop(VirtualLoop):
             asyncio.tasks._leave_task(self, task)
         if not alone:
             process.hanging = True
+        self._hangs += 1
         try:
+            # The world may come to its end meanwhile: time goes on all the same until this call returns.
             while self.time() < until and not process.dead:
                 self._run_once()
         finally:
+            self._hangs -= 1
             if task is not None:
                 asyncio.tasks._enter_task(self, task)
             if not alone:
@@ -209,7 +213,7 @@ class WorldLoop(VirtualLoop):
         scheduled, ready = inner._scheduled, inner._ready
         while scheduled and scheduled[0]._cancelled:
             heapq.heappop(scheduled)._scheduled = False
-        if not ready and not inner._stopping:
+        if not ready and (self._hangs or not inner._stopping):
             if not scheduled:
                 raise RuntimeError("deadlock: every task waits for something that nothing will bring")
             self._instant.now_s = max(self._instant.now_s, scheduled[0]._when)
