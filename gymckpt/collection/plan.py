@@ -14,7 +14,7 @@ from gymckpt import jsoncodec
 from gymckpt.collection.inputs import Lines, TaskInput
 from gymckpt.collection.planfile import PlanSummary, PlanWriter, plan_line
 from gymckpt.collection.routing import Routing
-from gymckpt.collection.rows import BadRow, TaskRow, is_comparative, read_row, with_repeat
+from gymckpt.collection.rows import PAIRWISE, BadRow, TaskRow, is_comparative, read_row, with_repeat
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import StoppedResumable, UsageError
 from gymckpt.identity import TaskId
@@ -127,7 +127,8 @@ def write_plan(
     try:
         planner = _Planner(settings, routing, PlanWriter(handle))
         lines = Lines(_watched(source.open(), stopped))
-        reorder = settings.shuffle or settings.cohort is not None or routing.any_named(is_comparative)
+        compared = routing.any_named(is_comparative) or PAIRWISE in routing.routes or source.name == f"@{PAIRWISE}"
+        reorder = settings.shuffle or settings.cohort is not None or compared
         problems, ids = _Problems(), _Ids()
         good = _checked(lines, planner, problems, ids)
         if reorder:
@@ -189,7 +190,10 @@ def _spooled(fs: FileSystem, spool: PurePath, good: Iterator[tuple[int, bytes, T
 
 
 def _order(groups: "array[int]", settings: CollectSettings) -> Iterable[int]:
-    """Places in the order of the plan: members of a cohort side by side, cohorts shuffled as wholes, then the limit."""
+    """Places in the order of the plan: members of a cohort side by side, cohorts shuffled as wholes, then the limit.
+
+    A cohort that the limit cuts in two is left out: a part of it would wait for the rest for ever.
+    """
     order = sorted(range(len(groups)), key=groups.__getitem__)
     if settings.shuffle:
         names = sorted(set(groups))
@@ -197,4 +201,11 @@ def _order(groups: "array[int]", settings: CollectSettings) -> Iterable[int]:
         draw = random.Random(settings.seed)  # noqa: S311 - an order, not a secret
         rank = {name: draw.random() for name in names}
         order.sort(key=lambda place: rank[groups[place]])
-    return order if settings.limit is None else order[: settings.limit]
+    if settings.limit is None or settings.limit >= len(order):
+        return order
+    kept, cut = order[: settings.limit], groups[order[settings.limit]]
+    while kept and groups[kept[-1]] == cut:
+        kept.pop()
+    if not kept:
+        raise UsageError(f"--limit {settings.limit} is less than the rows of the first cohort")
+    return kept

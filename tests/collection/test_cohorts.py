@@ -108,3 +108,16 @@ def test_a_crash_before_the_first_outcome_runs_the_whole_cohort_again(tmp_path: 
     attempts = [body["episode_id"]["attempt"] for body in bodies]
     assert attempts == [0, 0, 0, 1, 1, 1, 0, 0, 0]
     assert len(collected.lines("rollouts.jsonl")) == 6
+
+
+def test_a_limit_leaves_out_the_cohort_that_it_would_cut_in_two(tmp_path: Path) -> None:
+    collected, _, bodies = compared(tmp_path, 3)
+    assert collected.collect(ROWS, cohort="group", limit=5).counts == Counts(3, 3, 0, 0, 0)
+    assert len(bodies) == 3
+
+
+def test_a_limit_below_the_first_cohort_is_refused(tmp_path: Path) -> None:
+    collected, _, bodies = compared(tmp_path, 3)
+    with pytest.raises(UsageError, match="--limit 2 is less than the rows of the first cohort"):
+        collected.collect(ROWS, cohort="group", limit=2)
+    assert bodies == []
