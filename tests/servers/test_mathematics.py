@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 
+from commands.embedded import chosen
+from gymckpt.collection.settings import CollectSettings
+from gymckpt.errors import UsageError
+from gymckpt.servers.deployment import EXTRAS, bundled_deployment
 from gymckpt.servers.resources.mathematics import Comparer, Mathematics, MathOptions
 from gymckpt.servers.resources.server import Verification
 from gymckpt.tasksets import task_rows
@@ -62,3 +66,14 @@ def test_a_comparison_that_takes_too_long_is_no_match_and_the_next_one_has_a_pro
             await comparer.stop()
 
     asyncio.run(main())
+
+
+def test_without_the_extra_the_bundled_servers_do_without_math_and_its_task_set_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(EXTRAS, "math", "a_package_that_nobody_has")
+    assert "math" not in {server.instance for server in bundled_deployment().servers}
+    assert "answer_match" in {server.instance for server in bundled_deployment().servers}
+    with pytest.raises(UsageError, match="@math needs a package") as caught:
+        chosen(CollectSettings(tasks="@math"))
+    assert caught.value.hint == "pip install 'gymckpt[math]'"

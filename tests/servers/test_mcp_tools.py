@@ -1,6 +1,7 @@
 """Tools over MCP, used by the client of the `mcp` package over real sockets."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from gymckpt.errors import UsageError
 from gymckpt.identity import EpisodeId
 from gymckpt.jsoncodec import Json
 from gymckpt.ports import Deadline, ServerRef, SystemClock
@@ -28,7 +30,7 @@ mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 from mcp.client.streamable_http import streamable_http_client  # noqa: E402
 
 A = EpisodeId("a")
-X, Y = "ckpt-000001-0000000a", "ckpt-000002-0000000b"
+X, Y, Z = "ckpt-000001-0000000a", "ckpt-000002-0000000b", "ckpt-000003-0000000c"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
@@ -183,6 +185,23 @@ def test_a_retired_session_and_a_forged_token_are_refused(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_a_client_of_a_dead_attempt_is_refused_by_the_process_that_gave_its_token(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(on(tmp_path)) as clients:
+            access = await clients.seed(A, total=5)
+            await clients.control("prepare", X)
+            await clients.control("commit", X, checkpoint_dir=str(tmp_path / X), episode_ids=None)
+            await clients.control("resume", X)
+            await clients.control("retire", Z, episode_ids=[{"rollout_id": "a"}])
+            await clients.control("restore", Y, checkpoint_dir=str(tmp_path / X), episode_ids=[{"rollout_id": "a"}])
+            await clients.control("resume", Y)
+            assert await clients.refused(access) == 409
+            async with clients.client(await clients.access(EpisodeId("a", 1))) as client:
+                assert total(await client.call_tool("add", ADD)) == 6
+
+    asyncio.run(main())
+
+
 def test_a_retire_stops_a_tool_once_and_waits_for_its_clean_up(tmp_path: Path) -> None:
     async def main() -> None:
         tally = Announcing()
@@ -228,6 +247,13 @@ def test_a_server_that_does_not_speak_mcp_says_so_in_the_seeds_reply() -> None:
             assert await clients.refused({"headers": {}}) == 404
 
     asyncio.run(main())
+
+
+def test_without_the_extra_asking_for_mcp_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymckpt.servers.resources.mcp_routes", None)
+    with pytest.raises(UsageError, match="need the package mcp") as caught:
+        resources_app(Tally(), OFF, expose_tools_over_mcp=True)
+    assert caught.value.hint == "pip install 'gymckpt[mcp]'"
 
 
 def test_a_tool_is_described_by_its_docstring_and_signature() -> None:
