@@ -110,7 +110,7 @@ def example_rows(server: str) -> list[dict[str, Any]]:
     for root in importlib.import_module("resources_servers").__path__:
         path = Path(root) / server / "data" / "example.jsonl"
         if path.exists():
-            return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            return [json.loads(line) for line in path.read_text().split("\n") if line.startswith("{")]
     raise AssertionError(f"no example rows of {server} are installed")
 
 
