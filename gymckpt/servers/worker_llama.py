@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,16 @@ def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"options of {instance}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    engine = LlamaEngine(settings, ThreadOffload())
+    # One thread for everything that touches the model: work of a cancelled answer ends before the next one begins.
+    engine = LlamaEngine(settings, ThreadOffload(ThreadPoolExecutor(1, thread_name_prefix="llama")))
     return worker_app(instance, engine, checkpoint, clock=SystemClock(), staging_dir=settings.staging_dir)
 
 
 class LlamaEngine:
-    """See the module. Raises `UsageError` where the extra or the model file is missing."""
+    """See the module. `offload` must run one piece of work at a time: llama.cpp crashes otherwise.
+
+    Raises `UsageError` where the extra or the model file is missing.
+    """
 
     def __init__(self, options: LlamaOptions, offload: Offload) -> None:
         path = options.model_path or _bundled_model()
