@@ -65,6 +65,7 @@ SCHEMAS: Final[Mapping[str, Any]] = {
     "settings": CollectSettings,
     "inspect": documents.InspectDocument,
     "verify": documents.VerifyDocument,
+    "report": documents.ReportDocument,
     "status": documents.StatusDocument,
     "collect-line": _COLLECT_LINE,
     "serve-line": documents.Ready | documents.ServerChanged,

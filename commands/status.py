@@ -38,7 +38,7 @@ def status(
 
     Exit code 5 if a server cannot be asked.
     """
-    servers = [_server(pair) for pair in url or []]
+    servers = [server_of(pair) for pair in url or []]
     if directory is not None:
         servers += _servers_of(directory, {server.instance for server in servers})
     if not servers:
@@ -59,7 +59,8 @@ def status(
         raise typer.Exit(ServerError.exit_code)
 
 
-def _server(pair: str) -> ServerRef:
+def server_of(pair: str) -> ServerRef:
+    """The server that `NAME=URL` names; raises `UsageError`."""
     name, equals, address = pair.partition("=")
     if not equals or not address.startswith(("http://", "https://")):
         raise UsageError(f"--url {pair!r} is not NAME=URL")

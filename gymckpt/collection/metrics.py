@@ -104,17 +104,18 @@ def compute(run: Run, plan: PlanReader, outcomes: Iterable[Outcome]) -> Metrics:
     return Metrics(everything, by_agent, failures, run.attempts)
 
 
-def per_task(run: Run, plan: PlanReader, outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
+def per_task(run: Run, outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
     """`{"task", "samples", "mean", "passes"}` of each task with a sample, in the order of the input. Blocking."""
-    sums: dict[int, list[float]] = {}
+    sums: dict[int, dict[int, float]] = {}
     for outcome in outcomes:
         rollout_id = outcome.episode.rollout_id
         if outcome.final and outcome.reward is not None and outcome.opening == run.opening(rollout_id):
-            sums.setdefault(run.place(rollout_id)[0], []).append(outcome.reward)
+            task, repeat = run.place(rollout_id)
+            sums.setdefault(task, {}).setdefault(repeat, outcome.reward)
     for task in sorted(sums):
-        rewards = sums[task]
+        rewards = sums[task].values()
         passes = sum(reward >= PASS_REWARD for reward in rewards)
-        yield {"task": task, "samples": len(rewards), "mean": sum(rewards) / len(rewards), "passes": passes}
+        yield {"task": task, "samples": len(rewards), "mean": math.fsum(rewards) / len(rewards), "passes": passes}
 
 
 def _scores(sums: _Tasks, tasks: Iterable[int]) -> Scores:

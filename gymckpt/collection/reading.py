@@ -33,5 +33,9 @@ async def look(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) 
 async def read_metrics(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) -> Metrics:
     """The run's metrics so far, from the journal."""
     view = await look(fs, offload, clock, paths)
-    plan = await offload.run(lambda: PlanReader(fs, paths.plan, view.record.plan))
+    return await compute_metrics(offload, view, await offload.run(lambda: PlanReader(fs, paths.plan, view.record.plan)))
+
+
+async def compute_metrics(offload: Offload, view: RunView, plan: PlanReader) -> Metrics:
+    """The metrics of a run that was looked at."""
     return await offload.run(lambda: compute(view.run, plan, (event for event, _ in view.journals.outcomes())))

@@ -91,6 +91,62 @@ class VerifyDocument(Document):
     """Damage outside checkpoints: run.json, the plan, the journals."""
 
 
+class CountsView(Document):
+    """The four sets; planned is their sum."""
+
+    planned: int
+    succeeded: int
+    failed: int
+    omitted: int
+    unresolved: int
+
+
+class EstimateView(Document):
+    """A mean over tasks with its 95 % confidence interval; null with fewer than two tasks."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class ScoresView(Document):
+    tasks: int
+    planned: int
+    """Rollouts that were planned and not omitted."""
+    samples: int
+    """Succeeded rollouts: attempts are not samples."""
+    mean_scored: EstimateView | None
+    """mean@k over samples."""
+    mean_planned: EstimateView | None
+    """mean@k over everything planned: a missing sample earned nothing."""
+    pass_at: dict[str, float]
+    """pass@k by k over tasks with at least k samples."""
+    pass_at_planned: dict[str, float]
+    """pass@k by k over all tasks: a missing sample did not pass."""
+
+
+class TaskView(Document):
+    task: int
+    """Its place in the input, from 0."""
+    samples: int
+    mean: float
+    passes: int
+
+
+class ReportDocument(Document):
+    """`gymckpt report DIR --json`."""
+
+    run_id: str
+    counts: CountsView
+    attempts: int
+    whole: ScoresView
+    by_agent: dict[str, ScoresView]
+    failures: dict[str, int]
+    """Rollouts that failed, by kind."""
+    tasks: list[TaskView]
+    """With `--tasks`: each task that has a sample."""
+
+
 class ServerView(Document):
     instance: str
     url: str

@@ -1,14 +1,24 @@
 """Documents as tables for people."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gymckpt.report.documents import CheckpointView, EpisodeView, InspectDocument, ServerView, VerifyDocument
+from gymckpt.report.documents import (
+    CheckpointView,
+    EpisodeView,
+    EstimateView,
+    InspectDocument,
+    ReportDocument,
+    ScoresView,
+    ServerView,
+    TaskView,
+    VerifyDocument,
+)
 from gymckpt.report.words import count, duration, size
 
 
@@ -125,3 +135,67 @@ def verify_table(document: VerifyDocument) -> RenderableType:
     restorable = document.restorable
     parts.append(Text(f"a restore would use {restorable}" if restorable else "there is no checkpoint to restore"))
     return Group(*parts)
+
+
+def report_tables(document: ReportDocument) -> RenderableType:
+    """Accounts, scores whole and by agent, failures by kind, and the tasks if asked for."""
+    counts = document.counts
+    parts: list[RenderableType] = [
+        Text(f"run {document.run_id}", style="bold"),
+        Text(
+            f"planned {count(counts.planned)}: succeeded {count(counts.succeeded)}, failed {count(counts.failed)}, "
+            f"omitted {count(counts.omitted)}, unresolved {count(counts.unresolved)}"
+        ),
+        Text(f"attempts {count(document.attempts)} (attempts are not samples)"),
+        Text(""),
+        _scores({"all": document.whole, **document.by_agent}),
+    ]
+    if document.failures:
+        parts += [Text(""), _failures(document.failures)]
+    if document.tasks:
+        parts += [Text(""), _tasks(document.tasks)]
+    return Group(*parts)
+
+
+def _scores(scores: Mapping[str, ScoresView]) -> Table:
+    widths = sorted({int(k) for view in scores.values() for k in (*view.pass_at, *view.pass_at_planned)})
+    numbers = ["tasks", "planned", "samples", "mean of samples", "mean of planned", *(f"pass@{k}" for k in widths)]
+    table = plain_table("", *numbers, right=numbers)
+    for name, view in scores.items():
+        passes = (_passes(view, str(k)) for k in widths)
+        table.add_row(
+            escape(name),
+            *(count(number) for number in (view.tasks, view.planned, view.samples)),
+            _estimate(view.mean_scored),
+            _estimate(view.mean_planned),
+            *passes,
+        )
+    return table
+
+
+def _passes(view: ScoresView, k: str) -> str:
+    """Over tasks with enough samples / over all that was planned."""
+    scored, planned = view.pass_at.get(k), view.pass_at_planned.get(k)
+    shown = ["-" if value is None else f"{value:.4f}" for value in (scored, planned)]
+    return shown[0] if shown[0] == shown[1] else " / ".join(shown)
+
+
+def _estimate(estimate: EstimateView | None) -> str:
+    if estimate is None:
+        return "-"
+    interval = "" if estimate.low is None or estimate.high is None else f" ({estimate.low:.4f} to {estimate.high:.4f})"
+    return f"{estimate.value:.4f}{interval}"
+
+
+def _failures(failures: Mapping[str, int]) -> Table:
+    table = plain_table("failed", "rollouts", right=["rollouts"])
+    for kind, number in sorted(failures.items(), key=lambda item: -item[1]):
+        table.add_row(escape(kind), count(number))
+    return table
+
+
+def _tasks(tasks: Iterable[TaskView]) -> Table:
+    table = plain_table("task", "samples", "passes", "mean", right=["task", "samples", "passes", "mean"])
+    for task in tasks:
+        table.add_row(str(task.task), count(task.samples), count(task.passes), f"{task.mean:.4f}")
+    return table
