@@ -13,6 +13,7 @@ from gymckpt.collection import collector, signals
 from gymckpt.collection.collector import Summary
 from gymckpt.collection.inputs import TaskInput
 from gymckpt.collection.opening import Ports
+from gymckpt.collection.processes import nobody_tells
 from gymckpt.collection.progress import Progress
 from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
@@ -101,6 +102,7 @@ async def _collect(job: Job, told: _Told) -> Summary:
     async with AsyncExitStack() as stack:
         stack.enter_context(signals.handled(wishes, settings.grace))
         servers: tuple[Server, ...] = ()
+        processes = nobody_tells()
         if job.needs_servers and embedded.wanted(settings):
             starting = stack.enter_async_context(embedded.running(settings, job.root, told.event))
             running = await _unless_stopped(starting, wishes, job)
@@ -109,7 +111,8 @@ async def _collect(job: Job, told: _Told) -> Summary:
         elif job.needs_servers:
             servers = tuple(Server(ServerRef(name, url.rstrip("/"))) for name, url in settings.url.items())
             if settings.gym_head is not None:
-                servers += await _unless_stopped(heads.servers_of(settings.gym_head), wishes, job)
+                found, processes = await _unless_stopped(heads.servers_of(settings.gym_head), wishes, job)
+                servers += found
         connections = settings.concurrency + SPARE_CONNECTIONS
         ports = Ports(
             clock=clock,
@@ -117,6 +120,7 @@ async def _collect(job: Job, told: _Told) -> Summary:
             offload=ThreadOffload(),
             data=await stack.enter_async_context(HttpTransport(max_connections=connections)),
             control=await stack.enter_async_context(HttpTransport(max_connections=CONTROL_CONNECTIONS)),
+            processes=processes,
         )
         run = collector.restore if job.restore else partial(collector.collect, source=job.source)
         showing = asyncio.create_task(told.keep_showing())

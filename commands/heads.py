@@ -3,11 +3,13 @@
 A head server also gives away API keys; nothing of its configuration is kept but names, kinds and bindings.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
 from gymckpt import jsoncodec
+from gymckpt.collection.processes import Mark, Processes
 from gymckpt.collection.routing import Server
 from gymckpt.errors import ServerError
 from gymckpt.identity import Kind
@@ -24,17 +26,28 @@ KINDS_BY_SECTION: Final[dict[str, Kind]] = {
 }
 
 
-async def servers_of(url: str) -> tuple[Server, ...]:
-    """Every server that the head at `url` lists; raises `ServerError`."""
+async def servers_of(url: str) -> tuple[tuple[Server, ...], Processes]:
+    """Every server that the head at `url` lists, and the processes behind them; raises `ServerError`."""
+    async with HttpTransport(max_connections=2) as transport:
+        listed = await _get(transport, url, "/server_instances")
+        configured = await _get(transport, url, "/global_config_dict_yaml")
+    servers = read_servers(listed, configured, url)
+
+    async def read() -> Mapping[str, Mark]:
+        async with HttpTransport(max_connections=1) as transport:
+            return marks(await _get(transport, url, "/server_instances"), url)
+
+    return servers, Processes(marks(listed, url), read)
+
+
+def marks(listed: Any, url: str) -> dict[str, Mark]:
+    """The process behind each name; raises `ServerError` for another shape."""
+    return {_name(instance): (instance.pid, instance.start_time) for instance in _instances(listed, url)}
+
+
+async def _get(transport: Transport, url: str, path: str) -> Any:
     head = ServerRef("head server", url.rstrip("/"))
     deadline = Deadline.after(SystemClock(), HEAD_TIMEOUT_S)
-    async with HttpTransport(max_connections=2) as transport:
-        listed = await _get(transport, head, "/server_instances", deadline)
-        configured = await _get(transport, head, "/global_config_dict_yaml", deadline)
-    return read_servers(listed, configured, url)
-
-
-async def _get(transport: Transport, head: ServerRef, path: str, deadline: Deadline) -> Any:
     reply: Reply = await transport.call(head, "GET", path, deadline=deadline)
     if reply.status != 200:
         raise ServerError(f"{head.url}{path} answered HTTP {reply.status}", hint="is this a Gym head server?")
@@ -46,8 +59,8 @@ async def _get(transport: Transport, head: ServerRef, path: str, deadline: Deadl
 
 def read_servers(listed: Any, configured: Any, url: str) -> tuple[Server, ...]:
     """The servers in the two answers of a head; raises `ServerError` for another shape."""
+    instances = _instances(listed, url)
     try:
-        instances = [ServerInstance.model_validate(instance) for instance in listed]
         configuration = yaml.safe_load(configured) or {}
         bound = dict(_bindings(configuration))
     except (TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
@@ -55,9 +68,20 @@ def read_servers(listed: Any, configured: Any, url: str) -> tuple[Server, ...]:
     return tuple(_server(instance, bound) for instance in instances)
 
 
-def _server(instance: ServerInstance, bound: dict[str, str]) -> Server:
+def _instances(listed: Any, url: str) -> list[ServerInstance]:
+    try:
+        return [ServerInstance.model_validate(instance) for instance in listed]
+    except (TypeError, ValueError) as error:
+        raise ServerError(f"{url} does not describe its servers as a Gym head does: {error}") from error
+
+
+def _name(instance: ServerInstance) -> str:
     # `name` is that of the implementation; rows and configuration use the name that the process was given.
-    name = instance.process_name or instance.name
+    return instance.process_name or instance.name
+
+
+def _server(instance: ServerInstance, bound: dict[str, str]) -> Server:
+    name = _name(instance)
     return Server(
         ServerRef(name, instance.url.rstrip("/")), KINDS_BY_SECTION.get(instance.server_type or ""), bound.get(name)
     )

@@ -78,6 +78,11 @@ class Surroundings(Protocol):
         """Before a failed reply is counted: whether a server was started again. If so, a recovery is under way."""
         ...
 
+    async def replaced(self) -> bool:
+        """Before any reply is counted: whether a server that cannot say so itself is another process than it was. If
+        so, a recovery is under way."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -244,6 +249,8 @@ class Attempts:
     async def _conclude(self, flight: Flight, verdict: Verdict) -> bool:
         match verdict:
             case Succeeded():
+                if await self._around.replaced():
+                    await self._wait_to_be_halted()
                 await self._succeeded(flight, self._success(flight, verdict))
                 return False
             case Failed(kind):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from gymckpt.collection import events, runidentity
@@ -12,6 +12,7 @@ from gymckpt.collection.journals import Journals
 from gymckpt.collection.lock import Holder, RunLock, process_lives
 from gymckpt.collection.plan import write_plan
 from gymckpt.collection.planfile import PlanReader
+from gymckpt.collection.processes import Processes, nobody_tells
 from gymckpt.collection.recovery import Candidate
 from gymckpt.collection.routing import Routing, Server
 from gymckpt.collection.run import Run
@@ -52,6 +53,8 @@ class Ports:
     offload: Offload
     data: Transport
     control: Transport
+    processes: Processes = field(default_factory=nobody_tells)
+    """Tells of servers without a control plane when they are another process."""
     holder: Holder | None = None
     lives: Callable[[Holder], bool] = process_lives
 

@@ -69,7 +69,7 @@ class Session:
         self.control = asyncio.Lock()
         """Held by whoever talks to the control plane: a checkpoint, a recovery, a batch of retires."""
         self._recovering = asyncio.Event()
-        self._rebooted: tuple[ParticipantRef, ...] = ()
+        self._restarted = ""
         self.give_up_checkpoint: Callable[[], None] = lambda: None
         """Ends an open checkpoint at once, everything resumed: whoever takes checkpoints sets it."""
         self._full_since_s: float | None = None
@@ -188,17 +188,23 @@ class Session:
         return await self.watch.look_at(instance)
 
     async def rebooted(self) -> bool:
-        if self._recovering.is_set():
+        if self._recovering.is_set() or await self.replaced():
             return True
-        if not self.deployment.participants:
-            return False
         self.note_rebooted(await self.watch.rebooted())
         return self._recovering.is_set()
 
     def note_rebooted(self, participants: tuple[ParticipantRef, ...]) -> None:
         """Servers were started again: what is in flight is void, and a recovery begins."""
-        if participants and not self._recovering.is_set():
-            self._rebooted = participants
+        self._note_restarted(describe(participants))
+
+    async def replaced(self) -> bool:
+        names = await self.ports.processes.replaced([server.instance for server in self.deployment.plain])
+        self._note_restarted(", ".join(names))
+        return bool(names)
+
+    def _note_restarted(self, names: str) -> None:
+        if names and not self._recovering.is_set():
+            self._restarted = names
             self._recovering.set()
             self.give_up_checkpoint()
 
@@ -294,11 +300,12 @@ class Session:
         """Run the whole procedure whenever servers were started again. Until cancelled; raises what it cannot mend."""
         while True:
             await self._recovering.wait()
-            reason = f"started again: {describe(self._rebooted)}"
+            reason = f"started again: {self._restarted}"
             self.emit({"event": "note", "text": f"{reason}; recovering"})
             async with self.control:
                 with self.dispatcher.servers_closed("recovering"):
                     void = await self.dispatcher.halt()
+                    self.ports.processes.accept()
                     self.retirer.drop()
                     await self.journals.settled()
                     if void:

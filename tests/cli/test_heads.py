@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from commands import heads
+from gymckpt.collection.processes import Processes
 from gymckpt.collection.routing import Server
 from gymckpt.errors import ServerError
 from gymckpt.ports import ServerRef
@@ -78,10 +79,30 @@ def test_a_head_is_asked_over_http() -> None:
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_port}/"
-            found = asyncio.run(heads.servers_of(url))
+            found, _ = asyncio.run(heads.servers_of(url))
             with pytest.raises(ServerError, match="answered HTTP 404"):
                 asyncio.run(heads.servers_of(url + "nothing"))
         finally:
             server.shutdown()
             thread.join()
     assert [one.ref.instance for one in found] == ["tea_shop", "tea_agent", "tea_environment", "policy_model"]
+
+
+def test_a_server_listed_with_another_process_was_replaced_until_that_is_accepted() -> None:
+    pids = {"tea_shop": 1, "tea_agent": 1}
+
+    async def read() -> dict[str, tuple[int | None, float | None]]:
+        return {name: (pid, 7.0) for name, pid in pids.items()}
+
+    async def look() -> list[tuple[str, ...]]:
+        processes = Processes({"tea_shop": (1, 7.0), "tea_agent": (1, 7.0), "policy_model": (None, None)}, read)
+        names = ["tea_shop", "policy_model"]
+        seen = [await processes.replaced(names)]
+        pids["tea_shop"] = 2
+        seen.append(await processes.replaced(names))
+        seen.append(await processes.replaced(names))
+        processes.accept()
+        seen.append(await processes.replaced(names))
+        return seen
+
+    assert asyncio.run(look()) == [(), ("tea_shop",), ("tea_shop",), ()]
