@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import UsageError
-from gymckpt.servers.deployment import EXTRAS, Deployment, bundled_deployment, read_deployment
+from gymckpt.servers.deployment import EXTRAS, IMPLEMENTATIONS, Deployment, bundled_deployment, read_deployment
 from gymckpt.servers.supervisor import ServerEvent, Supervisor
 
 from .tokens import fresh_token
@@ -76,10 +76,19 @@ async def running(
         yield Embedded(_servers(deployment, supervisor), token)
 
 
+def _models(deployment: Deployment, instance: str) -> frozenset[str] | None:
+    """The models that a bundled verifier asks; of somebody's own nobody knows."""
+    config = deployment.server(instance)
+    if config.kind != "resources" or config.implementation not in IMPLEMENTATIONS:
+        return None
+    return frozenset({str(config.options["judge"])} if "judge" in config.options else ())
+
+
 def _servers(deployment: Deployment, supervisor: Supervisor) -> tuple[Server, ...]:
     found = []
     for server in supervisor.servers:
         if server.kind != "worker":
             agent = deployment.server(server.instance).options.get("agent") if server.kind == "environment" else None
-            found.append(Server(server.ref, server.kind, str(agent) if agent is not None else None))
+            bound = str(agent) if agent is not None else None
+            found.append(Server(server.ref, server.kind, bound, _models(deployment, server.instance)))
     return tuple(found)

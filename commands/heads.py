@@ -3,7 +3,7 @@
 A head server also gives away API keys; nothing of its configuration is kept but names, kinds and bindings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import yaml
@@ -63,9 +63,10 @@ def read_servers(listed: Any, configured: Any, url: str) -> tuple[Server, ...]:
     try:
         configuration = yaml.safe_load(configured) or {}
         bound = dict(_bindings(configuration))
+        asked = dict(_asked(configuration))
     except (TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ServerError(f"{url} does not describe its servers as a Gym head does: {error}") from error
-    return tuple(_server(instance, bound) for instance in instances)
+    return tuple(_server(instance, bound, asked) for instance in instances)
 
 
 def _instances(listed: Any, url: str) -> list[ServerInstance]:
@@ -80,11 +81,10 @@ def _name(instance: ServerInstance) -> str:
     return instance.process_name or instance.name
 
 
-def _server(instance: ServerInstance, bound: dict[str, str]) -> Server:
+def _server(instance: ServerInstance, bound: dict[str, str], asked: dict[str, frozenset[str]]) -> Server:
     name = _name(instance)
-    return Server(
-        ServerRef(name, instance.url.rstrip("/")), KINDS_BY_SECTION.get(instance.server_type or ""), bound.get(name)
-    )
+    kind = KINDS_BY_SECTION.get(instance.server_type or "")
+    return Server(ServerRef(name, instance.url.rstrip("/")), kind, bound.get(name), asked.get(name))
 
 
 def _bindings(configuration: dict[str, Any]) -> list[tuple[str, str]]:
@@ -96,6 +96,26 @@ def _bindings(configuration: dict[str, Any]) -> list[tuple[str, str]]:
         for implementation in dict(block.get("environment_servers") or {}).values()
         if (agent := _agent(implementation)) is not None
     ]
+
+
+def _asked(configuration: dict[str, Any]) -> list[tuple[str, frozenset[str]]]:
+    """(resources server, the models that it refers to)."""
+    return [
+        (str(name), frozenset(_models(list(dict(block["resources_servers"]).values()))))
+        for name, block in configuration.items()
+        if isinstance(block, dict) and block.get("resources_servers")
+    ]
+
+
+def _models(value: Any) -> Iterator[str]:
+    """Names in every reference to a model server below `value`, as Gym writes them: {type, name}."""
+    if isinstance(value, dict):
+        if value.get("type") == "responses_api_models" and "name" in value:
+            yield str(value["name"])
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _models(inner)
 
 
 def _agent(implementation: Any) -> str | None:

@@ -189,6 +189,7 @@ class _Collector:
 
     async def _look_ahead(self, deployment: Deployment) -> None:
         looked = await preflight(
+            self._servers,
             deployment,
             self._ports.control,
             self._settings.token(),

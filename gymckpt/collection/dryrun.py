@@ -48,6 +48,7 @@ async def try_out(
     await ports.offload.run(lambda: make_directories(ports.fs, root))
     try:
         looked = await preflight(
+            servers,
             deployment,
             ports.control,
             settings.token(),

@@ -1,6 +1,7 @@
 """Everything that can be known to go wrong is looked at before the first request: servers, paths, space, cohorts."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
@@ -8,6 +9,7 @@ from typing import Literal
 from pydantic import SecretStr
 
 from gymckpt import coordination
+from gymckpt.collection.routing import Server
 from gymckpt.coordination import Deployment, PathMap
 from gymckpt.errors import ServerError
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
@@ -37,6 +39,7 @@ class Preflight:
 
 
 async def preflight(
+    servers: Sequence[Server],
     deployment: Deployment,
     transport: Transport,
     token: SecretStr | None,
@@ -54,8 +57,10 @@ async def preflight(
     Raises `ServerError` for a participant that does not see `root`, `NoSpace` where nothing could be written.
     """
     await offload.run(lambda: check_space(fs, root, LEAST_FREE_BYTES))
-    findings = [_fact(text) for text in (*_roles(deployment), *_waits(deployment))]
-    findings += [_warning(text) for text in _skews(deployment)]
+    findings = [_fact(text) for text in _roles(deployment)]
+    findings += [
+        _warning(text) for text in (*_skews(deployment), *(_waits(servers, deployment) if checkpoints else ()))
+    ]
     if checkpoints and deployment.participants:
         limit = Deadline.after(clock, timeout_s)
         findings += await _seen(deployment, transport, token, fs, offload, root, path_map, limit)
@@ -120,15 +125,23 @@ def _skews(deployment: Deployment) -> list[str]:
     ]
 
 
-def _waits(deployment: Deployment) -> list[str]:
-    """Who the judge of a verifier is, no server tells: only a person can rule it out."""
+def _waits(servers: Sequence[Server], deployment: Deployment) -> list[str]:
+    """Verifiers that a checkpoint waits for, and that wait for a model which it closes. Where nobody says which models
+    a verifier asks, only a person can rule it out."""
+    asked = {server.ref.instance: server.models for server in servers}
     models = [participant for participant in deployment.participants if participant.kind == "model"]
-    return [
-        f"{participant} verifies in wait mode: if its judge is {model}, a checkpoint would wait for itself"
-        for participant in deployment.participants
-        if participant.kind == "resources" and participant.verify == "wait" and participant.mode != "restart_only"
-        for model in models
-    ]
+    told = []
+    for verifier in deployment.participants:
+        if verifier.kind != "resources" or verifier.verify != "wait" or verifier.mode == "restart_only":
+            continue
+        known = asked.get(verifier.server.instance)
+        told += [
+            f"{verifier} verifies in wait mode and {'may ask' if known is None else 'asks'} {model}: a checkpoint that "
+            "closes the one waits for the other; another judge, or verify in replay mode, rules it out"
+            for model in models
+            if known is None or model.server.instance in known
+        ]
+    return told
 
 
 def _fact(text: str) -> Finding:

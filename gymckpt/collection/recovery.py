@@ -9,7 +9,7 @@ An attempt number that anyone may have heard of (dispatched, or intended by a re
 never used again.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TypeAlias
@@ -152,14 +152,6 @@ def plan_recovery(
         starts=_starts(history, candidate.checkpoint_id if candidate else "", installs),
         checkpoint_id=candidate.checkpoint_id if candidate is not None and installs else None,
         notes=tuple(notes),
-    )
-
-
-def needs_whole_procedure(void: Collection[EpisodeId], newest: Candidate | None) -> bool:
-    """After a server was started again under a running collector: whether the newest checkpoint can continue any of the
-    episodes that this voided. If not, only the void ones start over and everything else runs on."""
-    return newest is not None and not {episode.rollout_id for episode in void}.isdisjoint(
-        episode.rollout_id for episode in newest.continued
     )
 
 

@@ -15,6 +15,8 @@ class Server:
     ref: ServerRef
     kind: Kind | None = None
     agent: str | None = None
+    models: frozenset[str] | None = None
+    """Instances of the models that a verifier asks; None where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)

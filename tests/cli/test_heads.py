@@ -17,7 +17,7 @@ from gymckpt.ports import ServerRef
 CONFIGURATION = """
 tea_shop:
   resources_servers:
-    shop: {host: 127.0.0.1, port: 7001}
+    shop: {host: 127.0.0.1, port: 7001, judge: {model: {type: responses_api_models, name: policy_model}}}
 tea_agent:
   responses_api_agents:
     simple_agent: {host: 127.0.0.1, port: 7002, model_server: {type: responses_api_models, name: policy_model}}
@@ -46,7 +46,7 @@ LISTED = [
 
 def test_servers_go_by_the_names_that_rows_use_with_kinds_and_bindings() -> None:
     assert heads.read_servers(LISTED, CONFIGURATION, "http://head") == (
-        Server(ServerRef("tea_shop", "http://127.0.0.1:7001"), "resources"),
+        Server(ServerRef("tea_shop", "http://127.0.0.1:7001"), "resources", models=frozenset({"policy_model"})),
         Server(ServerRef("tea_agent", "http://127.0.0.1:7002"), "agent"),
         Server(ServerRef("tea_environment", "http://127.0.0.1:7003"), "environment", "tea_agent"),
         Server(ServerRef("policy_model", "http://127.0.0.1:7004"), "model"),

@@ -18,7 +18,6 @@ from gymckpt.collection.recovery import (
     Restore,
     Retire,
     Start,
-    needs_whole_procedure,
     plan_recovery,
 )
 from gymckpt.coordination import Deployment, ParticipantName, ParticipantRef
@@ -169,13 +168,6 @@ def test_a_checkpoint_salvaged_from_a_damaged_one_continues_what_came_from_that_
     salvaged = replace(candidate(C3, EpisodeId("r1")), made_of=C2)
     assert plan_recovery(past, OURS, statuses(), [salvaged]).starts["r1"].source == Source(C3, 0)
     assert plan_recovery(past, OURS, statuses(), [candidate(C3, EpisodeId("r1"))]).starts["r1"].source == FROM_INPUT
-
-
-def test_the_whole_procedure_runs_only_if_the_newest_checkpoint_holds_a_void_episode() -> None:
-    newest = candidate(C2, EpisodeId("r1"))
-    assert needs_whole_procedure([EpisodeId("r1", 1)], newest)
-    assert not needs_whole_procedure([EpisodeId("r2")], newest)
-    assert not needs_whole_procedure([EpisodeId("r1")], None)
 
 
 # A run under a fault-loving scheduler: any mix of dispatches, failures, outcomes, checkpoints and recoveries, each
