@@ -5,22 +5,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path, PurePath
 
 import pytest
 
 from gymckpt.collection.lock import HEARTBEAT_S, STALE_S, Holder, RunLock, process_lives, process_start, this_process
 from gymckpt.collection.rundirectory import RunPaths
 from gymckpt.errors import DamagedState, NotAsAsked
-from gymckpt.ports import ThreadOffload
+from gymckpt.ports import Lock, ThreadOffload
 from gymckpt.storage.files import LocalFileSystem
 
 
 class Watch:
-    """A clock whose sleeps pass at once; `each` is told of every one."""
+    """A clock whose sleeps pass at once, after `each` was awaited."""
 
-    def __init__(self, each: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, each: Callable[[], Awaitable[None]] | None = None) -> None:
         self.now = 1000.0
         self.each = each
 
@@ -32,13 +33,76 @@ class Watch:
 
     async def sleep_until(self, monotonic_s: float) -> None:
         self.now = max(self.now, monotonic_s)
-        self.each()
+        if self.each is not None:
+            await self.each()
         await asyncio.sleep(0)
 
 
-def lock(directory: Path, holder: Holder, *, lives: bool = True, clock: Watch | None = None) -> RunLock:
+class Metronome(Watch):
+    """A clock that a holder keeps its heartbeat by: one beat for each `beat`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._resting = asyncio.Event()
+        self._tick = asyncio.Event()
+
+    async def sleep_until(self, monotonic_s: float) -> None:
+        self.now = max(self.now, monotonic_s)
+        self._resting.set()
+        await self._tick.wait()
+        self._tick.clear()
+
+    def tick(self) -> None:
+        """Let the next beat begin."""
+        self._resting.clear()
+        self._tick.set()
+
+    async def rest(self) -> None:
+        """Return once no beat is under way."""
+        await self._resting.wait()
+
+    async def beat(self) -> None:
+        await self.rest()
+        self.tick()
+        await self.rest()
+
+
+class Machine(LocalFileSystem):
+    """A machine whose locks are lost on the others: as when its process is killed, or its file system does not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Lock] = []
+        self.slow: threading.Event | None = None
+        """While set to an event, a heartbeat waits for it in the middle of its write."""
+        self.writing = threading.Event()
+
+    def lock(self, path: PurePath) -> Lock:
+        held = super().lock(path)
+        self._held.append(held)
+        return held
+
+    def replace(self, source: PurePath, target: PurePath) -> None:
+        if target.name == "HEARTBEAT" and self.slow is not None:
+            self.writing.set()
+            self.slow.wait()
+        super().replace(source, target)
+
+    def lose_locks(self) -> None:
+        for held in self._held:
+            held.release()
+
+
+def lock(
+    directory: Path,
+    holder: Holder,
+    *,
+    lives: bool = True,
+    clock: Watch | None = None,
+    fs: LocalFileSystem | None = None,
+) -> RunLock:
     return RunLock(
-        LocalFileSystem(),
+        fs or LocalFileSystem(),
         ThreadOffload(),
         clock or Watch(),
         RunPaths(directory),
@@ -64,10 +128,9 @@ def test_a_live_holder_is_named_and_the_epoch_rises_with_every_new_one(tmp_path:
 
 def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path: Path) -> None:
     async def play() -> None:
-        dead = lock(tmp_path, HERE)
-        await dead.take()
-        assert dead._system is not None
-        dead._system.release()  # as the system does for a killed process
+        machine = Machine()
+        await lock(tmp_path, HERE, fs=machine).take()
+        machine.lose_locks()
         clock = Watch()
         assert await lock(tmp_path, Holder("here", 3), lives=False, clock=clock).take() == 2
         assert clock.now == 1000.0
@@ -77,13 +140,14 @@ def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path: Path) -> None:
 
 def test_a_holder_on_another_host_is_dead_only_after_its_heartbeat_stood_still(tmp_path: Path) -> None:
     async def play() -> None:
-        far = lock(tmp_path, THERE)
+        machine, metronome = Machine(), Metronome()
+        far = lock(tmp_path, THERE, fs=machine, clock=metronome)
         await far.take()
-        assert far._system is not None
-        far._system.release()  # locks of another machine are not always seen here
-        beating = Watch(lambda: far._beat(released=False))
+        machine.lose_locks()
+        keeping = asyncio.create_task(far.keep())
         with pytest.raises(NotAsAsked, match="there, process 2"):
-            await lock(tmp_path, HERE, clock=beating).take()
+            await lock(tmp_path, HERE, clock=Watch(metronome.beat)).take()
+        keeping.cancel()
         silent = Watch()
         assert await lock(tmp_path, HERE, clock=silent).take() == 2
         assert STALE_S <= silent.now - 1000.0 <= STALE_S + HEARTBEAT_S
@@ -105,15 +169,23 @@ def test_a_holder_on_another_host_that_let_go_is_not_waited_for(tmp_path: Path) 
 
 def test_a_robbed_holder_learns_of_it_and_its_late_heartbeat_hides_nothing(tmp_path: Path) -> None:
     async def play() -> None:
-        robbed = lock(tmp_path, HERE)
+        machine, metronome = Machine(), Metronome()
+        robbed = lock(tmp_path, HERE, fs=machine, clock=metronome)
         await robbed.take()
+        keeping = asyncio.create_task(robbed.keep())
+        await metronome.rest()
+        machine.slow = threading.Event()
+        metronome.tick()
+        await asyncio.to_thread(machine.writing.wait)
         thief = lock(tmp_path, Holder("here", 3))
         assert await thief.take(steal=True) == 2
-        robbed._beat(released=False)
+        machine.slow.set()
+        await metronome.rest()
+        metronome.tick()
+        with pytest.raises(NotAsAsked, match="taken by here, process 3"):
+            await keeping
         with pytest.raises(NotAsAsked, match="taken by here, process 3"):
             await robbed.check()
-        with pytest.raises(NotAsAsked):
-            await robbed.keep()
         await thief.check()
         await robbed.release()
         await thief.check()
