@@ -1,0 +1,96 @@
+"""The documented way: a start script of a few lines, run as Gym runs its servers."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+pytestmark = pytest.mark.interop
+
+SCRIPT = """
+from resources_servers.blackjack.app import BlackjackEnv
+
+from gymckpt.integrations.nemo_gym import participating
+
+if __name__ == "__main__":
+    participating(BlackjackEnv).run_webserver()
+"""
+STATUS = "/ng-control/v1/checkpoint/status"
+TOKEN = "a-token-of-this-test-alone"
+
+
+@contextmanager
+def started(folder: Path, block: dict[str, Any], **environment: str) -> Iterator[httpx.Client]:
+    """The start script as a process, configured as Gym hands its configuration to a server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"entrypoint": "participant.py", "domain": "games", "host": "127.0.0.1", "port": port, **block}
+    configuration = {
+        "table": {"resources_servers": {"blackjack": own}},
+        "head_server": {"host": "127.0.0.1", "port": 1},
+        "dry_run": False,
+    }
+    script = folder / "participant.py"
+    script.write_text(SCRIPT)
+    variables = {
+        "NEMO_GYM_CONFIG_DICT": yaml.safe_dump(configuration),
+        "NEMO_GYM_CONFIG_PATH": "table",
+        **environment,
+    }
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(script)], env={**os.environ, **variables}, stdout=output, stderr=output, cwd=folder
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            deadline = time.monotonic() + 120
+            while True:
+                assert process.poll() is None, log.read_text(errors="replace")[-4000:]
+                assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+                try:
+                    client.get("/")
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.1)
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_checkpoint_block_makes_the_server_a_participant(tmp_path: Path) -> None:
+    block = {"checkpoint": {"enabled": True, "control_auth_token": TOKEN, "root": str(tmp_path)}}
+    with started(tmp_path, block) as client:
+        assert client.get(STATUS).status_code == 401
+        status = client.get(STATUS, headers={"authorization": f"Bearer {TOKEN}"}).json()
+        assert (status["kind"], status["instance"], status["mode"]) == ("resources", "table", "exported")
+        reset = client.post("/reset", json={"responses_create_params": {"input": "Deal me in."}})
+        assert reset.status_code == 200
+        assert list(reset.cookies) == ["BlackjackEnv___table"]
+        assert reset.headers["x-ng-checkpoint-restart"] == "1"  # no episode was named, so no checkpoint can name it
+
+
+def test_the_environment_does_the_same(tmp_path: Path) -> None:
+    with started(tmp_path, {}, GYMCKPT_CONTROL_TOKEN=TOKEN) as client:
+        assert client.get(STATUS, headers={"authorization": f"Bearer {TOKEN}"}).json()["phase"] == "idle"
+
+
+def test_without_either_the_server_is_what_it_was(tmp_path: Path) -> None:
+    with started(tmp_path, {}) as client:
+        assert client.get(STATUS).status_code == 404
+        reset = client.post("/reset", json={"responses_create_params": {"input": "Deal me in."}})
+        assert reset.status_code == 200
+        assert not [name for name in reset.headers if name.startswith("x-ng-checkpoint")]
+        assert json.loads(reset.content)["observation"]
