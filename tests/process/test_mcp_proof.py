@@ -1,6 +1,7 @@
 """The main proof once more, with an agent that reaches its tools over MCP: nothing is different."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ pytest.importorskip("mcp", reason="the extra mcp is not installed")
 def test_tools_over_mcp_survive_kills_of_everything_as_tools_over_plain_http_do(
     tmp_path: Path, undisturbed: Reference
 ) -> None:
-    over_mcp = {
+    over_mcp: dict[str, dict[str, Any]] = {
         "environment": {"resources_tool_transports": ["mcp"]},
         "workbench": {"expose_tools_over_mcp": True},
     }

@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from fastapi import FastAPI
 from pydantic import ValidationError
@@ -82,8 +82,7 @@ def participating(server_class: S, adapter: type[Adapter] | None = None) -> S:
         "__qualname__": server_class.__qualname__,
         "__doc__": server_class.__doc__,
     }
-    made: S = type(server_class)(server_class.__name__, (server_class,), members)
-    return made
+    return cast(S, type(server_class)(server_class.__name__, (server_class,), members))
 
 
 def settings_of(server: GymServer) -> CheckpointSettings:

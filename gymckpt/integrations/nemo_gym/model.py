@@ -119,7 +119,8 @@ class ModelLayer:
         if scope["type"] != "http" or not isinstance(episode, EpisodeId):
             await self._app(scope, receive, send)
             return
-        route = next((route for route in responses.ROUTES if route == plain_route(scope["path"])), None)
+        plain = plain_route(scope["path"])
+        route = next((known for known in responses.ROUTES if plain == known), None)
         try:
             self._role.marks.check(episode)
             if route is None:

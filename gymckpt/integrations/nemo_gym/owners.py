@@ -40,7 +40,7 @@ class OwnerRole:
     """`participant.role.Role` for a server whose episodes all start over: it never closes and never blocks."""
 
     def __init__(self, kind: Kind, instance: str, marks: Marks) -> None:
-        self.kind = kind
+        self.kind: Kind = kind
         self.instance = instance
         self.marks = marks
         self.sessions: dict[str, EpisodeId] = {}
