@@ -40,10 +40,7 @@ def wanted(settings: CollectSettings) -> bool:
 def chosen(settings: CollectSettings) -> Deployment:
     """The deployment to start: only what the task set needs; raises `UsageError` (wrong file, missing extra)."""
     deployment = bundled_deployment() if settings.serve_config is None else read_deployment(settings.serve_config)
-    options = {"backend_url": settings.backend_url, "model": settings.model}
-    given = {name: value for name, value in options.items() if value is not None}
-    if given:
-        deployment = deployment.with_options("policy_model", **given)
+    deployment = deployment.with_backend(settings.backend_url, settings.model)
     taskset = (settings.tasks or "").removeprefix(BUNDLED)
     if (settings.tasks or "").startswith(BUNDLED) and taskset in deployment.routes():
         return deployment.for_tasksets([taskset])

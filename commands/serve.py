@@ -79,11 +79,7 @@ def serve(
 def chosen_deployment(config: Path | None, *, backend_url: str | None, model: str | None) -> Deployment:
     """The deployment that the flags describe."""
     deployment = bundled_deployment() if config is None else read_deployment(config)
-    if backend_url is not None:
-        deployment = deployment.with_options("policy_model", backend_url=backend_url)
-    if model is not None:
-        deployment = deployment.with_options("policy_model", model=model)
-    return deployment
+    return deployment.with_backend(backend_url, model)
 
 
 def _only(deployment: Deployment, tasksets: list[str]) -> Deployment:

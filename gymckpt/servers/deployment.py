@@ -164,6 +164,17 @@ class Deployment(Settings):
             }
         )
 
+    def with_backend(self, url: str | None, model: str | None) -> "Deployment":
+        """With the policy model server's backend at `url`, asked for `model`; None leaves what there is."""
+        changed = self
+        if url is not None:
+            if not url.startswith(("http://", "https://")):
+                raise UsageError(f"--backend-url {url!r} is not an http(s) URL")
+            changed = changed.with_options("policy_model", backend=None, backend_urls=[url], control_urls=[])
+        if model is not None:
+            changed = changed.with_options("policy_model", model=model)
+        return changed
+
     def with_checkpoint(self, **fields: Any) -> "Deployment":
         """With `fields` set in the checkpoint block of every server."""
         return self.model_copy(

@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from gymckpt.commands import embedded
+from gymckpt.commands.serve import chosen_deployment
 
-from gymckpt.servers.deployment import Deployment, bundled_deployment
+from gymckpt.collection.settings import CollectSettings
+from gymckpt.ports import ServerRef
+from gymckpt.servers.deployment import Deployment, Neighbours, bundled_deployment
+from gymckpt.servers.registry import build_app
+from gymckpt.settings import CheckpointSettings
 from tests.cli.terminal import GYMCKPT, environment, gymckpt
 
 SAMPLES = Path(__file__).resolve().parents[1] / "servers"
@@ -106,6 +112,27 @@ def test_the_printed_deployment_can_be_served_again(tmp_path: Path) -> None:
     assert [server.instance for server in read.servers] == [s.instance for s in bundled_deployment().servers]
     assert read.server("agent").port == 18123
     assert all(server.checkpoint.lease_grace_seconds == 7.5 for server in read.servers)
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        chosen_deployment(None, backend_url="http://backend/v1", model="policy"),
+        embedded.chosen(CollectSettings(serve=True, backend_url="http://backend/v1", model="policy")),
+    ],
+    ids=["serve", "collect"],
+)
+def test_every_server_understands_the_options_that_flags_give_it(deployment: Deployment) -> None:
+    neighbours = Neighbours({s.instance: ServerRef(s.instance, f"http://{s.instance}") for s in deployment.servers})
+    for server in deployment.servers:
+        build_app(server, CheckpointSettings(), neighbours)
+    assert deployment.server("policy_model").options["backend_urls"] == ["http://backend/v1"]
+
+
+def test_a_backend_that_is_no_url_is_refused() -> None:
+    done = gymckpt("serve", "--print-config", "--backend-url", "backend:8000")
+    assert done.returncode == 2
+    assert "'backend:8000' is not an http(s) URL" in done.stderr
 
 
 def test_only_the_servers_that_a_task_set_needs() -> None:
