@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from fastapi import FastAPI
 from pydantic import ValidationError
@@ -82,7 +82,8 @@ def participating(server_class: S, adapter: type[Adapter] | None = None) -> S:
         "__qualname__": server_class.__qualname__,
         "__doc__": server_class.__doc__,
     }
-    return cast(S, type(server_class)(server_class.__name__, (server_class,), members))
+    made: Any = type(server_class)(server_class.__name__, (server_class,), members)
+    return made  # type: ignore[no-any-return]
 
 
 def settings_of(server: GymServer) -> CheckpointSettings:

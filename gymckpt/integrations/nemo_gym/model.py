@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from fastapi import FastAPI
 
@@ -31,6 +31,7 @@ from gymckpt.wire.control import HEADER_RESTART
 from gymckpt.wire.responses import Route
 
 KEEPALIVE_S = 15.0
+_ROUTES: Final[dict[str, Route]] = {route: route for route in responses.ROUTES}
 
 
 @dataclass
@@ -119,8 +120,7 @@ class ModelLayer:
         if scope["type"] != "http" or not isinstance(episode, EpisodeId):
             await self._app(scope, receive, send)
             return
-        plain = plain_route(scope["path"])
-        route = next((known for known in responses.ROUTES if plain == known), None)
+        route = _ROUTES.get(plain_route(scope["path"]))
         try:
             self._role.marks.check(episode)
             if route is None:
