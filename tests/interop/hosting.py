@@ -1,7 +1,9 @@
 """A deployment whose servers all live in one process, and die with it."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from gymckpt.servers.child import reserve
 from tests.interop.held import HOLD
 from tests.interop.mixes import MixedSite, Server
 from tests.process.deployments import TOKEN
-from tests.process.processes import CommandLine
+from tests.process.processes import CommandLine, descendants, wait_gone
 
 HERE = Path(__file__).parents[2]
 
@@ -56,10 +58,14 @@ class Host:
         raise AssertionError(f"the servers did not start:\n{log.read_text(errors='replace')[-4000:]}")
 
     def kill(self) -> None:
-        """SIGKILL all servers; safe to repeat."""
+        """SIGKILL all servers and whatever they started; safe to repeat."""
         if self._process is not None:
-            self._process.kill()
+            everyone = descendants(self._process.pid)
+            for pid in everyone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
+            wait_gone(everyone)
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
