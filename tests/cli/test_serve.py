@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from gymckpt.commands import embedded
-from gymckpt.commands.serve import chosen_deployment
 
+from commands import embedded
+from commands.serve import chosen_deployment
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.ports import ServerRef
 from gymckpt.servers.deployment import Deployment, Neighbours, bundled_deployment
