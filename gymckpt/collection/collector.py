@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from gymckpt import coordination
 from gymckpt.collection import events
+from gymckpt.collection.aggregates import aggregate
 from gymckpt.collection.dryrun import try_out
 from gymckpt.collection.feed import count_unfinished
 from gymckpt.collection.inputs import TaskInput
@@ -301,6 +302,8 @@ class _Collector:
         if counts.complete:
             run, plan, journals = session.state, session.opened.plan, session.journals
             metrics = await self._ports.offload.run(lambda: compute(run, plan, (o for o, _ in journals.outcomes())))
+            if not nothing_to_resume:
+                await self._aggregate(session)
         self._done(session, counts, exit_code)
         return Summary(
             run_id=session.run_id,
@@ -315,6 +318,13 @@ class _Collector:
             stopped=stopped if counts.unresolved else None,
             metrics=metrics,
         )
+
+    async def _aggregate(self, session: Session) -> None:
+        """Let the servers say what they make of all results; given up as soon as somebody asks to stop."""
+        asking = aggregate(session.opened, self._servers, self._ports)
+        with suppress(StoppedResumable):
+            for note in await self._unless_stopped(asking, "before the servers had said what they make of the results"):
+                self._on_event({"event": "note", "text": note})
 
     async def _accounts(self, session: Session) -> Counts:
         """The four sets, each counted on its own from ids; they must add up to what was planned."""

@@ -33,6 +33,7 @@ _OURS = frozenset(
         "HEARTBEAT",
         "rollouts.jsonl",
         "failures.jsonl",
+        "aggregate_metrics.json",
         "servers",
         "requests",
     }
@@ -82,6 +83,11 @@ class RunPaths:
     @property
     def failures(self) -> PurePath:
         return self.root / "failures.jsonl"
+
+    @property
+    def aggregate_metrics(self) -> PurePath:
+        """What the servers themselves make of all results."""
+        return self.root / "aggregate_metrics.json"
 
     @property
     def servers(self) -> PurePath:
@@ -209,7 +215,7 @@ def delete_run(fs: FileSystem, paths: RunPaths) -> None:
     for path in (paths.checkpoints, paths.journal, paths.requests):
         if exists(fs, path):
             remove_tree(fs, path)
-    for path in (paths.root / "LATEST", paths.rollouts, paths.failures):
+    for path in (paths.root / "LATEST", paths.rollouts, paths.failures, paths.aggregate_metrics):
         remove_quietly(fs, path)
     clear_creation(fs, paths)
     fs.fsync_directory(paths.root)
