@@ -1,6 +1,5 @@
 """From a directory to a run that this process holds: created from task rows, or read back from what stands there."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -240,11 +239,6 @@ def with_kinds(servers: Sequence[Server], deployment: Deployment) -> tuple[Serve
 def source_of(settings: CollectSettings) -> TaskInput | None:
     """The task rows that the settings name, if any; raises `UsageError` where they cannot be."""
     return None if settings.tasks is None else task_input(settings.tasks)
-
-
-def default_directory(run_id: str, utc: str) -> PurePath:
-    """Where a run goes that was given no directory: two runs in one second differ by their id."""
-    return PurePath("runs") / f"{re.sub('[^0-9TZ]', '', utc)}-{run_id[:8]}"
 
 
 def _sha256(source: TaskInput) -> str:

@@ -19,7 +19,10 @@ from tests.process.processes import CommandLine, descendants, wait_gone
 from tests.process.test_main_proof import history_of
 
 SEED = 20261130
-SETTLED = {"succeeded", "failed", "omitted"}
+LATENCY_S = 0.3
+"""So slow that the run lasts longer than all the kills."""
+CALLS_BYTES = 3000
+"""How far the audit log may grow between a checkpoint and a kill: some thirty calls."""
 
 
 def arguments(rollouts: int) -> tuple[str, ...]:
@@ -78,7 +81,7 @@ class Campaign:
         """One kill at a drawn moment; False if the run ended before."""
         if not self.command.wait_checkpoint(lambda: True):
             return False
-        if not self._let_calls_pass(self.dice.randrange(6000)):
+        if not self._let_calls_pass(self.dice.randrange(CALLS_BYTES)):
             return False
         getattr(self, f"_kill_{how}")()
         self.kills[how] += 1
@@ -155,7 +158,9 @@ def _size(directory: Path) -> int:
 
 def prove(root: Path, rollouts: int, kills: list[str]) -> None:
     undisturbed = collect_undisturbed(Site(root / "undisturbed", latency_s=0.0).prepare(), rollouts)
-    campaign = Campaign(Site(root / "killed").prepare(), rollouts, random.Random(SEED + len(kills)))
+    campaign = Campaign(
+        Site(root / "killed", latency_s=LATENCY_S).prepare(), rollouts, random.Random(SEED + len(kills))
+    )
     try:
         for how in kills:
             assert campaign.kill(how), f"the run ended after {campaign.kills}: {campaign.command.describe()}"
