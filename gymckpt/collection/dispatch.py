@@ -180,7 +180,9 @@ class Dispatcher:
         self._slots.release()
         self._running.subtract(self._limited(planned))
         if task.cancelled():
-            self._waiting.append((planned,))
+            # A halt lets an outcome that is being made durable become so: that rollout is finished, not cut short.
+            if not self._run.finished(planned.task, planned.repeat):
+                self._waiting.append((planned,))
         elif (error := task.exception()) is not None and self._error is None:
             self._error = error
             self._failed_hard.set()
