@@ -27,6 +27,11 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty(), emoji=False)
 
 
+def terminal_width() -> int:
+    """How many columns results have."""
+    return stdout().width
+
+
 def is_lively() -> bool:
     """Whether a display that redraws itself is welcome: a terminal, not dumb, not a CI job's log."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not os.environ.get("CI")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .console import show, show_json
+from .console import show, show_json, terminal_width
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def inspect(
     if as_json:
         show_json(document.model_dump(mode="json"))
     else:
-        show(inspect_tables(document))
+        show(inspect_tables(document, width=terminal_width()))
 
 
 def _conversation(directory: Path, name: str, checkpoint: str | None, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -21,13 +22,20 @@ from gymckpt.report.documents import (
 )
 from gymckpt.report.words import count, duration, size
 
+COPIED = frozenset({"checkpoint", "rollout", "boundary"})
+WIDE = 112
+NARROW = 80
+"""Columns of a terminal from which all facts of an episode fit a line, and from which all but who keeps it do."""
+
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without a box, fit for a terminal and for a pipe; columns in `right` are aligned to the right."""
+    """A table without a box, fit for a terminal and for a pipe; columns in `right` are aligned to the right. Where room
+    is short, names that people copy are the last to be broken."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     to_the_right = set(right)
     for column in columns:
-        table.add_column(column, justify="right" if column in to_the_right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column in to_the_right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in COPIED)
     return table
 
 
@@ -59,8 +67,8 @@ def servers_table(servers: Iterable[ServerView], now_s: float | None = None) -> 
     return table
 
 
-def inspect_tables(document: InspectDocument, now_s: float | None = None) -> RenderableType:
-    """Counts, checkpoints, and the episodes of the chosen one."""
+def inspect_tables(document: InspectDocument, now_s: float | None = None, *, width: int = WIDE) -> RenderableType:
+    """Counts, checkpoints, and the episodes of the chosen one; fewer facts of each where `width` has no room."""
     now_s = time.time() if now_s is None else now_s
     parts: list[RenderableType] = []
     if document.planned is not None:
@@ -77,7 +85,7 @@ def inspect_tables(document: InspectDocument, now_s: float | None = None) -> Ren
     if document.checkpoint_id is not None:
         chosen = next(view for view in document.checkpoints if view.checkpoint_id == document.checkpoint_id)
         parts += [Text(""), Text(f"episodes of {document.checkpoint_id}", style="bold")]
-        parts.append(_episodes(document.episodes, now_s))
+        parts.append(_episodes(document.episodes, now_s, width))
         if document.truncated:
             whole = count(chosen.episodes + chosen.restarts)
             parts.append(Text(f"the first {count(len(document.episodes))} of {whole}; --limit N shows more"))
@@ -101,22 +109,23 @@ def _checkpoints(views: Iterable[CheckpointView], now_s: float) -> Table:
     return table
 
 
-def _episodes(views: Iterable[EpisodeView], now_s: float) -> Table:
-    table = plain_table(
-        "rollout", "attempt", "boundary", "age", "turns", "size", "kept by", "after a crash",
-        right=["attempt", "age", "turns", "size"],
-    )  # fmt: skip
+def _episodes(views: Iterable[EpisodeView], now_s: float, width: int) -> Table:
+    left_out = {"age", "turns", "size", "kept by"} if width < NARROW else {"kept by"} if width < WIDE else set[str]()
+    columns = ("rollout", "attempt", "boundary", "age", "turns", "size", "kept by", "after a crash")
+    shown = [column for column in columns if column not in left_out]
+    table = plain_table(*shown, right=["attempt", "age", "turns", "size"])
     for view in views:
-        table.add_row(
-            view.rollout_id,
-            str(view.attempt),
-            escape(str(view.boundary)) if view.boundary else "-",
-            _age(view.boundary.at, now_s) if view.boundary else "-",
-            str(view.turns),
-            size(view.bytes),
-            " ".join(view.kinds) or "-",
-            f"starts over: {escape(view.restart)}" if view.restart else "continues",
-        )
+        facts = {
+            "rollout": view.rollout_id,
+            "attempt": str(view.attempt),
+            "boundary": escape(str(view.boundary)) if view.boundary else "-",
+            "age": _age(view.boundary.at, now_s) if view.boundary else "-",
+            "turns": str(view.turns),
+            "size": size(view.bytes),
+            "kept by": " ".join(view.kinds) or "-",
+            "after a crash": f"starts over: {escape(view.restart)}" if view.restart else "continues",
+        }
+        table.add_row(*(facts[column] for column in shown))
     return table
 
 
@@ -158,33 +167,27 @@ def report_tables(document: ReportDocument) -> RenderableType:
 
 
 def _scores(scores: Mapping[str, ScoresView]) -> Table:
+    """Two lines each: over the samples that there are, and over everything planned."""
     widths = sorted({int(k) for view in scores.values() for k in (*view.pass_at, *view.pass_at_planned)})
-    numbers = ["tasks", "planned", "samples", "mean of samples", "mean of planned", *(f"pass@{k}" for k in widths)]
-    table = plain_table("", *numbers, right=numbers)
+    numbers = ["tasks", "rollouts", "mean", "95 % interval", *(f"pass@{k}" for k in widths)]
+    table = plain_table("", "of", *numbers, right=numbers)
     for name, view in scores.items():
-        passes = (_passes(view, str(k)) for k in widths)
-        table.add_row(
-            escape(name),
-            *(count(number) for number in (view.tasks, view.planned, view.samples)),
-            _estimate(view.mean_scored),
-            _estimate(view.mean_planned),
-            *passes,
+        lines: tuple[tuple[str, int, EstimateView | None, Mapping[str, float]], ...] = (
+            ("samples", view.samples, view.mean_scored, view.pass_at),
+            ("planned", view.planned, view.mean_planned, view.pass_at_planned),
         )
+        for of, rollouts, mean, passes in lines:
+            shown = (f"{passes[str(k)]:.4f}" if str(k) in passes else "-" for k in widths)
+            first = escape(name) if of == "samples" else ""
+            table.add_row(first, of, count(view.tasks), count(rollouts), *_estimate(mean), *shown)
     return table
 
 
-def _passes(view: ScoresView, k: str) -> str:
-    """Over tasks with enough samples / over all that was planned."""
-    scored, planned = view.pass_at.get(k), view.pass_at_planned.get(k)
-    shown = ["-" if value is None else f"{value:.4f}" for value in (scored, planned)]
-    return shown[0] if shown[0] == shown[1] else " / ".join(shown)
-
-
-def _estimate(estimate: EstimateView | None) -> str:
+def _estimate(estimate: EstimateView | None) -> tuple[str, str]:
     if estimate is None:
-        return "-"
-    interval = "" if estimate.low is None or estimate.high is None else f" ({estimate.low:.4f} to {estimate.high:.4f})"
-    return f"{estimate.value:.4f}{interval}"
+        return "-", "-"
+    known = estimate.low is not None and estimate.high is not None
+    return f"{estimate.value:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}" if known else "-"
 
 
 def _failures(failures: Mapping[str, int]) -> Table:

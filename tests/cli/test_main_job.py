@@ -143,7 +143,7 @@ def test_a_running_collection_can_be_asked_stopped_and_gone_on_with(tmp_path: Pa
         for refused in (gymckpt("collect", *arguments, "--run-dir", str(run), "--resume"), inline("prune", str(run))):
             assert refused.returncode == 3
             assert "is held by" in refused.stderr
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # Ctrl-C is no success
         assert process.stdout is not None
         events = [json.loads(line) for line in process.stdout]
         assert process.wait() == 75

@@ -1,0 +1,100 @@
+"""Tables on terminals of any width: what people copy is never broken, and what has no room is left out whole."""
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from gymckpt.report.documents import (
+    BoundaryView,
+    CheckpointView,
+    CountsView,
+    EpisodeView,
+    EstimateView,
+    InspectDocument,
+    ReportDocument,
+    ScoresView,
+    TaskView,
+)
+from gymckpt.report.tables import NARROW, WIDE, inspect_tables, report_tables
+
+NOW_S = 1_800_000_000.0
+NAME = "3f2a1b2c-12345-3"
+CHECKPOINT = "ckpt-000007-01234567"
+
+
+def drawn(what: RenderableType, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
+
+
+def inspected() -> InspectDocument:
+    boundary = BoundaryView(step="invoke_agent", number=12, at=NOW_S - 300)
+    kinds = ["environment", "model", "agent", "resources"]
+    episode = EpisodeView(
+        rollout_id=NAME, attempt=1, boundary=boundary, turns=22, bytes=81_500, restart=None, kinds=kinds
+    )
+    listed = CheckpointView(
+        checkpoint_id=CHECKPOINT, sequence=7, created_at=NOW_S - 300, valid=True, episodes=1, restarts=0, bytes=2700
+    )
+    return InspectDocument(
+        run_id="3f2a1b2c" * 4,
+        planned=100_000,
+        succeeded=1,
+        failed=2,
+        omitted=3,
+        unresolved=99_994,
+        checkpoints=[listed],
+        checkpoint_id=CHECKPOINT,
+        episodes=[episode],
+        truncated=False,
+    )
+
+
+def reported() -> ReportDocument:
+    mean, low = EstimateView(value=0.5, low=0.25, high=0.75), EstimateView(value=0.25, low=None, high=None)
+    scores = ScoresView(
+        tasks=2,
+        planned=8,
+        samples=5,
+        mean_scored=mean,
+        mean_planned=low,
+        pass_at={"1": 0.5},
+        pass_at_planned={"1": 0.25, "4": 1.0},
+    )
+    return ReportDocument(
+        run_id="3f2a1b2c" * 4,
+        counts=CountsView(planned=8, succeeded=5, failed=3, omitted=0, unresolved=0),
+        attempts=11,
+        whole=scores,
+        by_agent={"agent": scores},
+        failures={"http_500": 1, "timeout": 2},
+        tasks=[TaskView(task=0, samples=4, mean=0.5, passes=2)],
+    )
+
+
+@pytest.mark.parametrize("width", range(60, 201, 4))
+def test_names_that_people_copy_are_whole_and_every_line_fits(width: int) -> None:
+    text = drawn(inspect_tables(inspected(), NOW_S, width=width), width)
+    assert max(map(len, text.splitlines())) <= width
+    for name in (NAME, CHECKPOINT, "invoke_agent/12", "continues"):
+        assert name in text
+
+
+def test_facts_without_room_are_left_out_whole() -> None:
+    for width, kept, turns in ((NARROW - 1, False, False), (NARROW, False, True), (WIDE, True, True)):
+        text = drawn(inspect_tables(inspected(), NOW_S, width=width), width)
+        assert ("environment model agent resources" in text) is kept
+        assert ("81.5 kB" in text) is turns
+
+
+def test_a_report_tells_both_denominators_and_fits_eighty_columns() -> None:
+    lines = drawn(report_tables(reported()), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    samples, planned = (next(line for line in lines if of in line and "0." in line) for of in ("samples", "planned"))
+    assert samples.split() == ["all", "samples", "2", "5", "0.5000", "0.2500", "to", "0.7500", "0.5000", "-"]
+    assert planned.split() == ["planned", "2", "8", "0.2500", "-", "0.2500", "1.0000"]
+    failed = [line.split() for line in lines if line.startswith(("timeout", "http_500"))]
+    assert failed == [["timeout", "2"], ["http_500", "1"]]
