@@ -140,7 +140,8 @@ class Deployed(RuleBasedStateMachine):
             assert all(name in self.world.servers for name in PARTICIPANTS)
 
 
-QUICK = settings(max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=[*HealthCheck.__members__.values()])
+EVERY_CHECK = [*HealthCheck.__members__.values()]
+QUICK = settings(max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=EVERY_CHECK)
 LONG = settings(QUICK, max_examples=300, stateful_step_count=25)
 
 
