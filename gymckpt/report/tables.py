@@ -23,7 +23,7 @@ from gymckpt.report.documents import (
 from gymckpt.report.words import count, duration, size
 
 COPIED = frozenset({"checkpoint", "rollout", "boundary"})
-WIDE = 112
+WIDE = 116
 NARROW = 80
 """Columns of a terminal from which all facts of an episode fit a line, and from which all but who keeps it do."""
 
