@@ -1,11 +1,10 @@
-"""Documents as tables for people."""
+"""Documents as tables for people. What comes from elsewhere is a `Text`: whoever prints it, it is no markup."""
 
 import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -46,14 +45,14 @@ def servers_table(servers: Iterable[ServerView], now_s: float | None = None) -> 
     for server in servers:
         if server.problem is not None:
             table.add_row(
-                server.instance, server.kind or "-", f"[red]{server.problem}[/red]", "", "", "", "", server.url
+                server.instance, server.kind or "-", Text(server.problem, style="red"), "", "", "", "", server.url
             )
             continue
         lease = "-" if server.lease_expires_at is None else duration(server.lease_expires_at - now_s)
         counts = " ".join(f"{name} {count}" for name, count in server.in_flight.items() if count) or "-"
-        blockers = ", ".join(server.blockers[:3]) or "-"
+        blockers = Text(", ".join(server.blockers[:3]) or "-")
         if server.blocker_count > 3:
-            blockers += f" (+{server.blocker_count - 3})"
+            blockers.append(f" (+{server.blocker_count - 3})")
         table.add_row(
             server.instance,
             server.kind or "no participant",
@@ -97,14 +96,14 @@ def _checkpoints(views: Iterable[CheckpointView], now_s: float) -> Table:
         "checkpoint", "age", "episodes", "restarts", "size", "", right=["age", "episodes", "restarts", "size"]
     )
     for view in views:
-        state = f"named {escape(view.name)}" if view.name else ""
+        state = Text(f"named {view.name}") if view.name else ""
         table.add_row(
             view.checkpoint_id,
             _age(view.created_at, now_s),
             count(view.episodes),
             count(view.restarts),
             size(view.bytes),
-            state if view.valid else "[red]damaged: gymckpt verify says where[/red]",
+            state if view.valid else Text("damaged: gymckpt verify says where", style="red"),
         )
     return table
 
@@ -115,15 +114,15 @@ def _episodes(views: Iterable[EpisodeView], now_s: float, width: int) -> Table:
     shown = [column for column in columns if column not in left_out]
     table = plain_table(*shown, right=["attempt", "age", "turns", "size"])
     for view in views:
-        facts = {
+        facts: dict[str, str | Text] = {
             "rollout": view.rollout_id,
             "attempt": str(view.attempt),
-            "boundary": escape(str(view.boundary)) if view.boundary else "-",
+            "boundary": Text(str(view.boundary)) if view.boundary else "-",
             "age": _age(view.boundary.at, now_s) if view.boundary else "-",
             "turns": str(view.turns),
             "size": size(view.bytes),
             "kept by": " ".join(view.kinds) or "-",
-            "after a crash": f"starts over: {escape(view.restart)}" if view.restart else "continues",
+            "after a crash": Text(f"starts over: {view.restart}") if view.restart else "continues",
         }
         table.add_row(*(facts[column] for column in shown))
     return table
@@ -178,7 +177,7 @@ def _scores(scores: Mapping[str, ScoresView]) -> Table:
         )
         for of, rollouts, mean, passes in lines:
             shown = (f"{passes[str(k)]:.4f}" if str(k) in passes else "-" for k in widths)
-            first = escape(name) if of == "samples" else ""
+            first = Text(name) if of == "samples" else ""
             table.add_row(first, of, count(view.tasks), count(rollouts), *_estimate(mean), *shown)
     return table
 
@@ -193,7 +192,7 @@ def _estimate(estimate: EstimateView | None) -> tuple[str, str]:
 def _failures(failures: Mapping[str, int]) -> Table:
     table = plain_table("failed", "rollouts", right=["rollouts"])
     for kind, number in sorted(failures.items(), key=lambda item: -item[1]):
-        table.add_row(escape(kind), count(number))
+        table.add_row(Text(kind), count(number))
     return table
 
 

@@ -14,9 +14,10 @@ from gymckpt.report.documents import (
     InspectDocument,
     ReportDocument,
     ScoresView,
+    ServerView,
     TaskView,
 )
-from gymckpt.report.tables import NARROW, WIDE, inspect_tables, report_tables
+from gymckpt.report.tables import NARROW, WIDE, inspect_tables, report_tables, servers_table
 
 NOW_S = 1_800_000_000.0
 NAME = "3f2a1b2c-12345-3"
@@ -26,7 +27,10 @@ CHECKPOINT = "ckpt-000007-01234567"
 def drawn(what: RenderableType, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     with console.capture() as capture:
-        console.print(what)
+        console.print(what, markup=False)
+    with console.capture() as marked:
+        console.print(what, markup=True)
+    assert marked.get() == capture.get()
     return capture.get()
 
 
@@ -88,6 +92,28 @@ def test_facts_without_room_are_left_out_whole() -> None:
         text = drawn(inspect_tables(inspected(), NOW_S, width=width), width)
         assert ("environment model agent resources" in text) is kept
         assert ("81.5 kB" in text) is turns
+
+
+def test_words_from_elsewhere_are_no_markup_and_styles_are_no_words() -> None:
+    odd = "[red]odd[/red] \\[x]"
+    document = inspected()
+    (checkpoint,), (episode,) = document.checkpoints, document.episodes
+    views = [checkpoint.model_copy(update={"name": odd}), checkpoint.model_copy(update={"valid": False})]
+    document = document.model_copy(
+        update={"checkpoints": views, "episodes": [episode.model_copy(update={"restart": odd})]}
+    )
+    text = drawn(inspect_tables(document, NOW_S), 240)
+    assert f"named {odd}" in text
+    assert f"starts over: {odd}" in text
+    assert "damaged: gymckpt verify says where" in text
+    assert "[red]damaged" not in text
+    server = ServerView(instance="agent", url="http://agent", kind=None)
+    asked = server.model_copy(update={"blockers": [odd], "blocker_count": 1})
+    text = drawn(servers_table([server.model_copy(update={"problem": odd}), asked], NOW_S), 240)
+    assert text.count(f" {odd} ") == 2
+    report = reported()
+    report = report.model_copy(update={"failures": {odd: 1}, "by_agent": {odd: report.whole}})
+    assert drawn(report_tables(report), 240).count(f"{odd} ") == 2
 
 
 def test_a_report_tells_both_denominators_and_fits_eighty_columns() -> None:
