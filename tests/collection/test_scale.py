@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -16,6 +17,7 @@ from gymckpt.collection.inputs import TaskInput
 from gymckpt.collection.opening import Opener, Ports
 from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
+from gymckpt.collection.signals import Wishes
 from gymckpt.coordination import Deployment
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import SystemClock, ThreadOffload
@@ -73,20 +75,51 @@ async def build(root: Path, planned: int, finished: int) -> None:
     await opener.lock.release()
 
 
+def resident_kib() -> int:
+    """The most memory this process ever held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def begin(root: Path, planned: int, finished: int) -> dict[str, Any]:
+    """Begin a run of `planned` rows and stop it once `finished` rollouts have an outcome."""
+    wishes = Wishes()
+    seen = 0
+
+    def count(event: Mapping[str, Any]) -> None:
+        nonlocal seen
+        seen += event["event"] == "outcome"
+        if seen >= finished:
+            wishes.ask_to_stop()
+
+    rows = TaskInput("rows", lambda: (jsoncodec.dumps(typed_row(n)) + b"\n" for n in range(planned)))
+    settings = CollectSettings(tasks="rows", grace=2.0)
+    running = collector.collect(
+        settings, root, SERVERS, ports(LocalFileSystem()), on_event=count, wishes=wishes, source=rows
+    )
+    summary = asyncio.run(running)
+    return {"planned": summary.counts.planned, "exit_code": summary.exit_code, "resident_kib": resident_kib()}
+
+
+def in_a_process_of_its_own(call: str) -> dict[str, Any]:
+    """What a function of this module gives, called where nothing else holds memory."""
+    script = f"import json; from {__name__} import *; print(json.dumps({call}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def restore(root: Path) -> dict[str, Any]:
-    """Go on with the run; what was read, by file name, and the most memory this process ever held."""
+    """Go on with the run; what was read, by file name, and the memory it took."""
     fs = CountingFiles()
     summary = asyncio.run(collector.restore(CollectSettings(), root, SERVERS, ports(fs)))
-    resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return {"succeeded": summary.counts.succeeded, "read": fs.read_bytes, "resident_kib": int(resident.split()[1])}
+    return {"succeeded": summary.counts.succeeded, "read": fs.read_bytes, "resident_kib": resident_kib()}
 
 
 def resume_reads_indexes_only(root: Path, planned: int, finished: int) -> int:
     """Build a run, resume it in a process of its own, and check what was read; gives the KiB that process held."""
     asyncio.run(build(root, planned, finished))
-    script = f"import json; from {__name__} import *; print(json.dumps(restore(Path({str(root)!r}))))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    resumed = json.loads(done.stdout)
+    resumed = in_a_process_of_its_own(f"restore(Path({str(root)!r}))")
     assert resumed["succeeded"] == planned
     read = Counter(resumed["read"])
     payloads = sum(count for name, count in read.items() if name.startswith("outcomes-") and name.endswith(".zst"))
@@ -108,3 +141,23 @@ def test_a_resume_reads_indexes_and_no_payloads(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_a_resume_of_200_000_finished_rollouts_reads_indexes_and_holds_little(tmp_path: Path) -> None:
     assert resume_reads_indexes_only(tmp_path / "run", 200_010, 200_000) < 500 << 10
+
+
+def memory_is_flat_in_the_plan(root: Path, few: int, many: int, finished: int, more_kib: int) -> None:
+    """A run of `many` planned rows holds at most `more_kib` more than one of `few`."""
+    held = []
+    for planned in (few, many):
+        begun = in_a_process_of_its_own(f"begin(Path({str(root / str(planned))!r}), {planned}, {finished})")
+        assert (begun["planned"], begun["exit_code"]) == (planned, 75)
+        held.append(begun["resident_kib"])
+    assert held[1] - held[0] < more_kib, held
+
+
+def test_memory_grows_with_rollouts_in_flight_and_not_with_the_plan(tmp_path: Path) -> None:
+    memory_is_flat_in_the_plan(tmp_path, 1000, 20_000, 200, 16 << 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_of_a_million_planned_rows_holds_memory_flat(tmp_path: Path) -> None:
+    memory_is_flat_in_the_plan(tmp_path, 20_000, 1_000_000, 2000, 32 << 10)
