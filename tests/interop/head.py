@@ -1,5 +1,6 @@
-"""NeMo Gym's own head server over a list in a file, which a test keeps true."""
+"""NeMo Gym's own head server over a list and a configuration in files, which a test keeps true."""
 
+import asyncio
 import importlib
 import json
 from pathlib import Path
@@ -12,8 +13,8 @@ from gymckpt.settings import CheckpointSettings
 
 
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:
-    """See `servers.registry.Builder`. Option: `listed`, the file."""
-    listed = Path(options["listed"])
+    """See `servers.registry.Builder`. Options: `listed` and `configuration`, the files."""
+    listed, configured = Path(options["listed"]), Path(options["configuration"])
     base: Any = importlib.import_module("nemo_gym.server_utils").HeadServer
     config: Any = importlib.import_module("nemo_gym.config_types").BaseServerConfig
 
@@ -22,7 +23,7 @@ def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings
         return found
 
     async def configuration(self: Any) -> str:
-        return "policy_api_key: not-for-your-eyes\n"
+        return await asyncio.to_thread(configured.read_text)
 
     members = {
         "get_server_instances": instances,

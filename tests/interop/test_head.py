@@ -3,20 +3,45 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.interop.mixes import MixedSite, Server, counter_rows, flat, their_agent, their_counters, their_model, worker
+from tests.interop.mixes import (
+    MixedSite,
+    Server,
+    counter_rows,
+    flat,
+    gym_server,
+    their_agent,
+    their_counters,
+    their_model,
+    worker,
+)
 from tests.interop.test_mixes import ROLLOUTS, assert_each_once
 from tests.process.processes import CommandLine, wait_gone
 from tests.process.test_separate_servers import child_of
 
 pytestmark = pytest.mark.interop
 
-SECTIONS = {"agent": "responses_api_agents", "model": "responses_api_models", "resources": "resources_servers"}
+IMPLEMENTATIONS = {
+    "environment": "legacy_agent",
+    "agent": "simple_agent",
+    "model": "openai_model",
+    "resources": "example_session_state_mgmt",
+}
+AGENT = {"type": "responses_api_agents", "name": "agent"}
+SECTIONS = {
+    "environment": "environment_servers",
+    "agent": "responses_api_agents",
+    "model": "responses_api_models",
+    "resources": "resources_servers",
+}
 
 
 class Head:
@@ -29,6 +54,9 @@ class Head:
         self.url = next(one["url"] for one in ready if one["instance"] == "head")
         self._listed = [self._line(one) for one in ready if one["kind"] in SECTIONS]
         self._write()
+        configured = {one["instance"]: self._block(one) for one in ready if one["kind"] in SECTIONS}
+        secret = {"policy_api_key": "not-for-your-eyes"}
+        (site.root / "configuration.yaml").write_text(yaml.safe_dump({**configured, **secret}))
 
     def _line(self, one: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -40,6 +68,13 @@ class Head:
             "start_time": time.time(),
             "status": "success",
         }
+
+    def _block(self, one: dict[str, Any]) -> dict[str, Any]:
+        port = int(one["url"].rpartition(":")[2])
+        implementation: dict[str, Any] = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
+        if one["kind"] == "environment":
+            implementation["agent_server"] = AGENT
+        return {SECTIONS[one["kind"]]: {IMPLEMENTATIONS[one["kind"]]: implementation}}
 
     def kill(self, instance: str) -> None:
         """SIGKILL; the list says so before, and tells of the new process once there is one."""
@@ -69,16 +104,22 @@ def test_a_process_that_was_replaced_under_an_episode_makes_it_void(tmp_path: Pa
         "instance": "head",
         "kind": "worker",
         "implementation": "tests.interop.head:build",
-        "options": {"listed": str(tmp_path / "listed.json")},
+        "options": {
+            "listed": str(tmp_path / "listed.json"),
+            "configuration": str(tmp_path / "configuration.yaml"),
+        },
     }
+    relay = "environment_servers/legacy_agent"
     site = MixedSite(tmp_path).deploy(
+        gym_server("environment", "environment", relay, participates=False, agent_server=AGENT),
         their_agent(participates=False),
         their_model(participates=False),
         their_counters(participates=False),
         worker(latency_s=0.15),
         head_server,
     )
-    tasks = site.task_file(flat(counter_rows(ROLLOUTS)))
+    rows = flat(counter_rows(ROLLOUTS))
+    tasks = site.task_file(rows)
     servers = site.serve()
     head = Head(site, servers)
     command = CommandLine(
@@ -93,8 +134,40 @@ def test_a_process_that_was_replaced_under_an_episode_makes_it_void(tmp_path: Pa
         noted = [str(event.get("text")) for event in command.events if event["event"] == "note"]
         assert any("started again: counters" in text for text in noted), command.describe()
         assert_each_once(site)
+        gym_reads(site, rows, head)
     finally:
         command.close()
         servers.close()
     everything = b"".join(path.read_bytes() for path in site.run_directory.rglob("*") if path.is_file())
     assert b"not-for-your-eyes" not in everything
+
+
+def gym_reads(site: MixedSite, rows: list[dict[str, Any]], head: Head) -> None:
+    """`gym eval aggregate` and `gym eval profile` read the rows that were written."""
+    inputs = site.root / "inputs.jsonl"
+    stamped = [{**row, "_ng_task_index": number, "_ng_rollout_index": 0} for number, row in enumerate(rows)]
+    inputs.write_text("".join(json.dumps(row) + "\n" for row in stamped))
+    rollouts = str(site.run_directory / "rollouts.jsonl")
+    merged = site.root / "merged" / "rollouts.jsonl"
+    port = head.url.rpartition(":")[2]
+    address = ("++head_server.host=127.0.0.1", f"++head_server.port={port}")
+    _gym(site, "eval", "aggregate", "-i", rollouts, "-o", str(merged), "--no-health-check", *address)
+    assert len(merged.read_text().splitlines()) == ROLLOUTS
+    [metrics] = json.loads((merged.parent / "rollouts_aggregate_metrics.json").read_text())
+    assert metrics["agent_metrics"]["mean/reward"] == 1.0
+    printed = _gym(site, "eval", "profile", "--inputs", str(inputs), "--rollouts", rollouts)
+    assert f"{ROLLOUTS}/{ROLLOUTS} rollout rows (100.00%)" in printed
+
+
+def _gym(site: MixedSite, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("gym")), *arguments],
+        cwd=site.root,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"gym {' '.join(arguments)}\n{done.stdout[-3000:]}\n{done.stderr[-1000:]}")
+    return done.stdout
