@@ -32,6 +32,7 @@ class Journals:
         self.on_full: Callable[[bool], None] = lambda full: None
         """Called when the disk is found full, and when there is space again."""
         self._clock = clock
+        self._directory = directory
         self._dispatch = Journal(fs, offload, directory, "dispatch", epoch=epoch)
         self._events = Journal(fs, offload, directory, "events", epoch=epoch)
         self._outcomes = OutcomesJournal(fs, offload, directory, "outcomes", epoch=epoch)
@@ -41,22 +42,23 @@ class Journals:
     def _all(self) -> dict[JournalName, Journal]:
         return {"events": self._events, "outcomes": self._outcomes, "dispatch": self._dispatch}
 
-    async def inspect(self) -> None:
-        """Read and check what is there, changing nothing. Raises `DamagedState` naming file and line."""
-        for journal in self._all.values():
+    async def inspect(self, at_least: Mapping[str, Position] | None = None) -> None:
+        """Read and check what is there, and that it reaches `at_least`, changing nothing. Raises `DamagedState` naming
+        file and line."""
+        for name, journal in self._all.items():
             await journal.inspect()
+            position = (at_least or {}).get(name)
+            if position is not None and not journal.holds(position):
+                raise DamagedState(
+                    f"{self._directory / position.file}: the {name} journal ends at {journal.position}, "
+                    f"a published checkpoint knows it to {position}",
+                    hint="restore the journal from a copy; nothing was changed",
+                )
 
     async def open(self, at_least: Mapping[str, Position] | None = None) -> None:
         """Begin this epoch. `at_least`: the positions that a published checkpoint knows of. Raises `DamagedState`
         before anything is touched, `NotAsAsked` if this epoch has begun already."""
-        await self.inspect()
-        for name, journal in self._all.items():
-            position = (at_least or {}).get(name)
-            if position is not None and not journal.holds(position):
-                raise DamagedState(
-                    f"the {name} journal ends at {journal.position}, a published checkpoint knows {position}",
-                    hint="restore the journal from a copy; nothing was changed",
-                )
+        await self.inspect(at_least)
         for journal in self._all.values():
             await journal.open(inspected=True)
 

@@ -187,7 +187,7 @@ class Opener:
         plan = await ports.offload.run(lambda: PlanReader(ports.fs, self.paths.plan, record.plan))
         checkpoints = CheckpointDirectory(ports.fs, ports.offload, self.paths.checkpoints)
         found, problems = await find_candidates(checkpoints, record.run_id)
-        known = await known_positions(ports, self.paths, record.run_id)
+        known = await known_positions(ports.fs, ports.offload, self.paths, record.run_id)
         journals = Journals(ports.fs, ports.offload, ports.clock, self.paths.journal, epoch=self.lock.epoch)
         await journals.open(known)
         await journals.append(events.EpochBegun(self.lock.epoch, str(self.lock.holder)))
@@ -208,9 +208,11 @@ class Opener:
         )
 
 
-async def known_positions(ports: Ports, paths: RunPaths, run_id: str) -> Mapping[str, Position] | None:
+async def known_positions(
+    fs: FileSystem, offload: Offload, paths: RunPaths, run_id: str
+) -> Mapping[str, Position] | None:
     """How far the journals must reach, by the newest published checkpoint; its participants' parts are not read."""
-    listed = await CheckpointDirectory(ports.fs, ports.offload, paths.checkpoints).listing()
+    listed = await CheckpointDirectory(fs, offload, paths.checkpoints).listing()
     published = [e.published for e in listed if e.published and e.published.collection.run_id == run_id]
     return max(published, key=lambda checkpoint: checkpoint.age).collection.journals if published else None
 

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Final
 
 from gymckpt.collection.journals import Journals
+from gymckpt.collection.opening import known_positions
 from gymckpt.collection.run import Counts, Run
 from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run, split_checkpoint
 from gymckpt.errors import NotAsAsked, UsageError
@@ -55,8 +56,9 @@ async def read_counts(fs: FileSystem, offload: Offload, paths: RunPaths) -> tupl
     record = await offload.run(lambda: read_run(fs, paths))
     plan = record.plan
     run = Run(record.run_id, planned=plan.rollouts, rows=plan.rows, max_repeats=plan.max_repeats)
+    known = await known_positions(fs, offload, paths, record.run_id)
     journals = Journals(fs, offload, SystemClock(), paths.journal)
-    await journals.inspect()
+    await journals.inspect(known)
     await offload.run(lambda: journals.replay_into(run))
     return record, run.counts
 

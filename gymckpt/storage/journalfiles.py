@@ -43,6 +43,9 @@ class Position:
     bytes: int
     sequence: int
 
+    def __str__(self) -> str:
+        return f"line {self.sequence} ({self.file}, {self.bytes} bytes)"
+
     def to_json(self) -> dict[str, Any]:
         return {"file": self.file, "bytes": self.bytes, "sequence": self.sequence}
 

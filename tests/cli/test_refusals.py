@@ -136,6 +136,21 @@ def test_a_damaged_journal_is_named_with_its_place(run: Path) -> None:
         assert journal.name in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kept", [0.5, 0.0])
+@pytest.mark.parametrize("name", ["dispatch", "events"])
+def test_a_journal_shorter_than_a_checkpoint_knows_it_is_damage_to_every_verb(
+    run: Path, name: str, kept: float
+) -> None:
+    journal = next((run / "journal").glob(f"{name}-*"))
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[: int(len(whole) * kept)])
+    for arguments in (["restore", str(run), "--dry-run"], ["verify", str(run)], ["inspect", str(run)]):
+        done = gymckpt(*arguments)
+        assert done.returncode == 4, (arguments, done.stdout)
+        assert journal.name in done.stdout + done.stderr
+    assert json.loads(inline("verify", str(run), "--json").stdout)["restorable"] is None
+
+
 def test_a_full_disk_stops_the_run_and_the_same_directory_goes_on(run: Path) -> None:
     full = {"GYMCKPT_CRASH_AT": "journal.before_write:enospc:2", "GYMCKPT_CRASH_IN": "collector"}
     done = gymckpt("restore", str(run), env=full)
