@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,3 +193,51 @@ def test_an_episode_held_inside_a_handler_is_a_restart_runs_once_at_a_time_and_s
         assert not role.live()
 
     asyncio.run(scene())
+
+
+class SimpleResponsesAPIAgent(SimpleResourcesServer):
+    """In the place of Gym's base class of agents."""
+
+
+class Helper(SimpleResponsesAPIAgent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[str] = set()
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/agent_sessions")
+        async def begin(request: Request) -> dict[str, str]:
+            self.open.add((await request.json())["agent_session_id"])
+            return {}
+
+        @app.post("/v1/agent_sessions/close")
+        async def end(request: Request) -> dict[str, str]:
+            self.open.discard((await request.json())["agent_session_id"])
+            return {}
+
+        return app
+
+
+def test_an_agent_session_of_a_retired_attempt_is_closed_by_the_servers_own_route() -> None:
+    server = Helper()
+    reference = {"rollout_id": "r-1", "attempt": 0}
+
+    async def talk() -> list[set[str]]:
+        app = server.setup_webserver()
+        attach(server, app, SETTINGS)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://agent") as client:
+            seeded = await client.post("/v1/agent_sessions", json={"agent_session_id": "s-1", "episode_id": reference})
+            assert seeded.headers["x-ng-checkpoint-restart"] == "1"
+            seen = [set(server.open)]
+            retire = {"checkpoint_id": "ckpt-1", "deadline_ts": time.time() + 10, "episode_ids": [reference]}
+            bearer = {"authorization": "Bearer token"}
+            retired = await client.post("/ng-control/v1/checkpoint/retire", json=retire, headers=bearer)
+            assert retired.status_code == 200, retired.text
+            seen.append(set(server.open))
+            late = await client.post("/v1/agent_sessions", json={"agent_session_id": "s-2", "episode_id": reference})
+            assert late.json()["error"]["code"] == "stale_attempt"
+            return seen
+
+    assert asyncio.run(talk()) == [{"s-1"}, set()]

@@ -93,3 +93,22 @@ def with_content_length(scope: Scope, body: bytes) -> Scope:
     """`scope` for a request whose body is `body`."""
     kept = [(n, v) for n, v in scope["headers"] if n.lower() not in (b"content-length", b"transfer-encoding")]
     return {**scope, "headers": [*kept, (b"content-length", str(len(body)).encode())]}
+
+
+def post_scope(path: str) -> Scope:
+    """A request of our own to a wrapped app."""
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": None,
+        "server": None,
+    }

@@ -6,9 +6,11 @@ and refused from then on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gymckpt import jsoncodec
 from gymckpt.errors import (
     CheckpointConflict,
     ControlError,
@@ -20,7 +22,7 @@ from gymckpt.errors import (
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
 from gymckpt.integrations.nemo_gym.cookies import session_of
-from gymckpt.integrations.nemo_gym.exchange import Answer, ask, read_body, with_content_length
+from gymckpt.integrations.nemo_gym.exchange import Answer, ask, post_scope, read_body, with_content_length
 from gymckpt.integrations.nemo_gym.paths import inner_scope, plain_route
 from gymckpt.participant.admission import Signal
 from gymckpt.participant.marks import Marks
@@ -29,6 +31,8 @@ from gymckpt.participant.role import Installable, RoleReport
 from gymckpt.roles.resources_sessions import cancel_once
 from gymckpt.storage.records import ExportedRecord, StoredRecord
 from gymckpt.wire.control import HEADER_RESTART
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,6 +49,8 @@ class OwnerRole:
         self.marks = marks
         self.sessions: dict[str, EpisodeId] = {}
         """An agent's open sessions."""
+        self.close_inside: Callable[[str, EpisodeId], Awaitable[None]] | None = None
+        """Closes an agent session through the server's own route; set by whoever wraps it."""
         self._running: dict[asyncio.Task[Any], EpisodeId] = {}
         self._owned: set[EpisodeId] = set()
         self._frozen: frozenset[str] | None = None
@@ -123,8 +129,10 @@ class OwnerRole:
             cancel_once(task)
         if covered:
             await asyncio.wait(covered)
-        for key in [key for key, mine in self.sessions.items() if _covers(episode, mine)]:
-            del self.sessions[key]
+        for key, mine in [(key, mine) for key, mine in self.sessions.items() if _covers(episode, mine)]:
+            if self.close_inside is not None:
+                await self.close_inside(key, mine)
+            self.sessions.pop(key, None)
 
     def live(self) -> Collection[str]:
         return self._keys()
@@ -145,6 +153,7 @@ class OwnerLayer:
         self._role = role
         self._cookie = cookie
         self._refused = refused
+        role.close_inside = self._close_inside
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or plain_route(scope["path"]) not in (RUN, SEED, CLOSE, ACTIVATE):
@@ -188,6 +197,13 @@ class OwnerLayer:
                 self._role.sessions[key] = episode
             answer = answer.with_headers([(HEADER_RESTART, "1")])
         return answer
+
+    async def _close_inside(self, key: str, episode: EpisodeId) -> None:
+        reference = {"rollout_id": episode.rollout_id, "attempt": episode.attempt}
+        body = jsoncodec.dumps({AGENT_SESSION_ID: key, "episode_id": reference})
+        answer = await ask(self._app, with_content_length(post_scope(CLOSE), body), body)
+        if answer.status >= 400:
+            log.warning("%s: closing agent session %s answered %d", self._role.instance, key, answer.status)
 
 
 def _covers(retired: EpisodeId, episode: EpisodeId) -> bool:

@@ -15,7 +15,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
 from gymckpt.integrations.nemo_gym.cookies import session_id_of, session_id_of_mcp, with_session_id
-from gymckpt.integrations.nemo_gym.exchange import Answer, Refused, ask, read_body, with_content_length
+from gymckpt.integrations.nemo_gym.exchange import Answer, Refused, ask, post_scope, read_body, with_content_length
 from gymckpt.integrations.nemo_gym.paths import inner_scope
 from gymckpt.participant.prefix import EPISODE, App, Receive, Scope, Send, error_body, send_json
 from gymckpt.roles.resources_requests import SessionRequests
@@ -134,7 +134,7 @@ class SessionLayer:
             return
         reference = {"rollout_id": seeded.episode.rollout_id, "attempt": seeded.episode.attempt}
         body = jsoncodec.dumps({CALLER_ID: seeded.caller_id, "episode_id": reference})
-        scope = with_session_id(_post("/close_session"), self._cookie, session_id)
+        scope = with_session_id(post_scope("/close_session"), self._cookie, session_id)
         answer = await ask(self._app, with_content_length(scope, body), body)
         if answer.status >= 400:
             log.warning("%s: /close_session of %s answered %d", self._requests.instance, session_id, answer.status)
@@ -166,21 +166,3 @@ def _typed(answer: Answer, caller_id: str | None) -> Answer:
 def _is_over(answer: Answer) -> bool:
     fields = object_in(answer.body) if answer.status == 200 else {}
     return fields.get("terminated") is True or fields.get("truncated") is True
-
-
-def _post(path: str) -> Scope:
-    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": headers,
-        "client": None,
-        "server": None,
-    }
