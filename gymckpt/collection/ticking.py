@@ -106,6 +106,8 @@ class Ticker:
                     self._taking = None
                     taking.cancel()
                     await asyncio.wait([taking])
+                    if not taking.cancelled():
+                        taking.exception()  # looked at: where we are cancelled ourselves, nobody asks for the result
         if taking.cancelled():
             result: CheckpointTaken | CheckpointNotTaken = CheckpointNotTaken(
                 session.last_begun, "given up: a server was started again"

@@ -125,12 +125,14 @@ class CommandLine:
         return bool(self.events) and self.events[-1]["event"] == "done"
 
     def finish(self, timeout_s: float = 150.0) -> int:
-        """Read to the end and give the exit code."""
+        """Read to the end and give the exit code. However it ends, it says so in messages, without a traceback."""
         deadline = time.monotonic() + timeout_s
         while self._read(max(0.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
                 raise Ended(f"{self.arguments}: still running after {timeout_s} s\n{self.describe()}")
-        return self.process.wait(timeout=20)
+        code = self.process.wait(timeout=20)
+        assert "Traceback" not in self.log.read_text(errors="replace"), self.describe()
+        return code
 
     def kill_everything(self) -> None:
         """SIGKILL to the collector, its servers and whatever else it started, all stopped first so that none reacts."""
