@@ -40,6 +40,9 @@ RESUME_BEFORE = declare("collector.resume.before", "just before the servers are 
 RESUME_AFTER = declare("collector.resume.after", "the servers are open, the journal does not say so yet")
 
 RESUME_AT_LEAST_S = 5.0
+LAST_RESUME_S = 2.0
+"""For opening the servers after a checkpoint with a deadline, once that has passed: who has not answered by then opens
+when its lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +291,15 @@ class Checkpointer:
         # Opening the servers gets its time even where the deadline has passed.
         seconds = max(RESUME_AT_LEAST_S, self._limit(self._settings.control_timeout_s, opened).remaining_s)
         limit = Deadline.after(self._clock, seconds)
-        answers = await coordination.resume(self.deployment, self._transport, self._token, opened.checkpoint_id, limit)
+        last_s = None if opened.deadline is None else max(0.0, opened.deadline.remaining_s) + LAST_RESUME_S
+        resuming = coordination.resume(self.deployment, self._transport, self._token, opened.checkpoint_id, limit)
+        try:
+            async with asyncio.timeout(last_s):
+                answers = await resuming
+        except TimeoutError:
+            told = f"not every server opened again after {opened.checkpoint_id}: each does when its lease ends"
+            logger.warning("%s", told)
+            return (told,)
         for failure in answers.failures:
             logger.warning("%s may stay closed until its lease ends: %s", failure.participant, failure.error.detail)
             self._unresumed.add(opened.checkpoint_id)

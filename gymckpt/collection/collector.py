@@ -131,6 +131,7 @@ class _Collector:
         self._wishes = wishes or Wishes()
         self._begun_s = ports.clock.monotonic()
         self._path_map = path_map(settings.path_map)
+        self._grace_ends: Deadline | None = None
 
     async def run(self, source: TaskInput | None, *, restore: bool) -> Summary:
         if self._settings.dry_run:
@@ -266,7 +267,7 @@ class _Collector:
             if dispatching.done():
                 dispatching.result()
                 return None
-            await stop(session, ticker, dispatching, ticking, self._wishes)
+            self._grace_ends = await stop(session, ticker, dispatching, ticking, self._wishes)
             return "stopped as asked"
         finally:
             for task in everything:
@@ -280,7 +281,10 @@ class _Collector:
     async def _leave(self, session: Session, *, stopped: str | None = None, nothing_to_resume: bool = False) -> Summary:
         """Write what is left to write, check the accounts, and say how it ended."""
         with suppress(GymckptError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S), session.control:
+            limit = (
+                self._grace_ends.earliest(LEAVE_S) if self._grace_ends else Deadline.after(session.ports.clock, LEAVE_S)
+            )
+            async with asyncio.timeout(limit.remaining_s), session.control:
                 await session.retirer.clear_now()
         await session.journals.settled()
         await session.write_rows(durable=True)

@@ -12,8 +12,8 @@ from gymckpt.errors import GymckptError
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Deadline
 
-CLEANUP_SHARE = 0.2
-"""The part of the grace that is kept for retiring what is in flight."""
+CLEANUP_S = 5.0
+"""So much of the grace, at most half of it, is kept for opening the servers and retiring what is in flight."""
 
 
 async def stop(
@@ -22,22 +22,23 @@ async def stop(
     dispatching: "asyncio.Task[None]",
     ticking: "asyncio.Task[None]",
     wishes: Wishes,
-) -> None:
+) -> Deadline:
     """Stop dispatch, take the last checkpoint unless hurried, retire all that is in flight. Nothing waits longer than
-    the grace; work cut short here writes no outcome."""
+    the grace, whose end it gives; work cut short here writes no outcome."""
     clock, grace_s = session.ports.clock, session.settings.grace
     end = Deadline.after(clock, grace_s)
     session.dispatcher.gate.close("stopping")
     dispatching.cancel()
     await asyncio.wait([dispatching])
     if session.deployment.participants:
-        limit = Deadline(clock, end.at_s - grace_s * CLEANUP_SHARE)
+        limit = Deadline(clock, end.at_s - min(CLEANUP_S, grace_s / 2))
         await _unless_hurried(ticker.last(ticking, limit), wishes, limit, session)
     held = {*session.in_flight(), *session.restored_unsent()}
     await session.dispatcher.halt()
     with suppress(GymckptError, TimeoutError):
         async with asyncio.timeout(end.remaining_s):
             await _leave_clean(session, held)
+    return end
 
 
 async def _unless_hurried(work: Coroutine[Any, Any, Any], wishes: Wishes, limit: Deadline, session: Session) -> None:

@@ -27,7 +27,7 @@ from gymckpt.servers.deployment import Deployment, ServerConfig, ServerKind
 from gymckpt.wire.client import HttpTransport
 
 START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 2.0
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 60.0
 """A server that died more than `MAX_RESTARTS` times within this is left dead."""

@@ -11,7 +11,13 @@ import pytest
 from gymckpt import coordination, crashpoints
 from gymckpt.collection import events
 from gymckpt.collection.candidates import find_candidates, with_salvaged
-from gymckpt.collection.checkpointing import Checkpointer, CheckpointNotTaken, CheckpointSettings, CheckpointTaken
+from gymckpt.collection.checkpointing import (
+    LAST_RESUME_S,
+    Checkpointer,
+    CheckpointNotTaken,
+    CheckpointSettings,
+    CheckpointTaken,
+)
 from gymckpt.collection.events import FROM_INPUT, Source
 from gymckpt.collection.recovery_procedure import RecoverySettings, recover
 from gymckpt.errors import NotAsAsked
@@ -389,6 +395,18 @@ def test_a_last_checkpoint_keeps_its_deadline_and_tells_the_servers_that_work_en
             late = await run.not_taken(stop=True, deadline=run.servers.deadline(4))
             assert late.blockers == ("r1",)
             assert run.servers.clock.monotonic() - begun_s < 10
+
+    play(tmp_path, story)
+
+
+def test_a_server_that_hangs_keeps_a_last_checkpoint_no_longer_than_told(tmp_path: Path) -> None:
+    async def story(run: Run) -> None:
+        run.servers.network.faults.append(Fault("delay_request", "tools", "/resume", delay_s=1000.0, times=9))
+        begun_s = run.servers.clock.monotonic()
+        taken = await run.checkpointer.take(stop=True, deadline=run.servers.deadline(4))
+        assert isinstance(taken, CheckpointTaken)
+        assert "when its lease ends" in taken.warnings[0]
+        assert run.servers.clock.monotonic() - begun_s <= 4 + LAST_RESUME_S
 
     play(tmp_path, story)
 

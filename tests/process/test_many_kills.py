@@ -109,7 +109,7 @@ class Campaign:
     def _kill_server(self) -> None:
         """One server dies and comes back empty under a collector that goes on."""
         seen = sum(event["event"] == "server_restarted" for event in self.command.events)
-        os.kill(self.dice.choice(descendants(self.command.process.pid)[1:]), signal.SIGKILL)
+        os.kill(self.dice.choice(participants(self.command.process.pid)), signal.SIGKILL)
         self.command.wait_until(
             lambda: (
                 self.command.done or sum(event["event"] == "server_restarted" for event in self.command.events) > seen
@@ -152,6 +152,11 @@ class Campaign:
         self.look()
         done = self.command.events[-1]
         assert (done["planned"], done["succeeded"], done["unresolved"]) == (self.rollouts, self.rollouts, 0), done
+
+
+def participants(pid: int) -> list[int]:
+    """The server processes below `pid`, but for the worker: its outage is the model's to tell of, and no restart."""
+    return [child for child in descendants(pid)[1:] if "worker" not in Path(f"/proc/{child}/fd/2").readlink().name]
 
 
 def _size(directory: Path) -> int:
