@@ -54,7 +54,7 @@ def _listening(port: int) -> set[str]:
 def test_after_the_collector_alone_died_its_episodes_go_on_in_the_same_servers(
     site: Site, undisturbed: Reference
 ) -> None:
-    servers = site.serve("--lease", "2")
+    servers = site.serve("--lease", "5")
     history = history_of(site)
     command = site.collect_from(servers, *COLLECT)
     resumed = None
@@ -92,7 +92,7 @@ def test_a_server_killed_and_started_again_empty_never_gives_a_wrong_reward(
 def test_a_collector_that_slept_past_its_lease_stops_itself_when_another_took_over(
     site: Site, undisturbed: Reference
 ) -> None:
-    servers = site.serve("--lease", "2")
+    servers = site.serve("--lease", "5")
     history = history_of(site)
     first = site.collect_from(servers, *COLLECT)
     second = None
