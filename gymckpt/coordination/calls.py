@@ -12,7 +12,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import SecretStr, ValidationError
 
 from gymckpt.coordination.deployment import ParticipantName, ParticipantRef
-from gymckpt.errors import CONTROL_ERRORS, CheckpointFailed, DeadlinePassed, GymckptError, NotSent, ServerError
+from gymckpt.errors import (
+    CONTROL_ERRORS,
+    CheckpointFailed,
+    DeadlinePassed,
+    GymckptError,
+    NotSent,
+    ServerError,
+    Unauthorized,
+)
 from gymckpt.ports import Deadline, Reply, ServerRef, Transport
 from gymckpt.wire.client import excerpt
 from gymckpt.wire.control import PREFIX, Answer, ErrorReply
@@ -28,6 +36,7 @@ REPEAT_AFTER_S = (0.1, 0.4, 1.5)
 REFUSED_REPEATS = 3
 """A server that refuses connections is dead, or being started: only so many repeats are worth the wait."""
 MAX_CONTROL_REPLY_BYTES = 64 << 20
+WRONG_TOKEN = "give the servers' own token in GYMCKPT_CONTROL_TOKEN, or in a file with --control-token-file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,8 @@ def read_answer(reply: Reply, answer: type[A], label: str) -> A:
         if not 200 <= reply.status < 300:
             refusal = ErrorReply.model_validate_json(reply.body).error
             error = CONTROL_ERRORS.get(refusal.code, CheckpointFailed)
-            raise error(f"{label} was refused ({refusal.code[:80]}): {refusal.detail[:1000]}")
+            hint = WRONG_TOKEN if error is Unauthorized else None
+            raise error(f"{label} was refused ({refusal.code[:80]}): {refusal.detail[:1000]}", hint=hint)
         return answer.model_validate_json(reply.body)
     except ValidationError as error:
         raise ServerError(

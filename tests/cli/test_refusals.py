@@ -46,7 +46,7 @@ def test_a_wrong_token_is_refused_before_anything_is_begun(urls: list[str], tmp_
     arguments = ["collect", "@answers", "--limit", "2", *urls, "--run-dir", str(run)]
     done = gymckpt(*arguments, env={"GYMCKPT_CONTROL_TOKEN": "another"})
     assert done.returncode == 5
-    _one_message(done, "unauthorized")
+    _one_message(done, "unauthorized", "GYMCKPT_CONTROL_TOKEN")
     assert "another" not in done.stderr.replace("another process", "")
     assert not (run / "run.json").exists()
     assert gymckpt("status", *urls, env={"GYMCKPT_CONTROL_TOKEN": "another"}).returncode == 5
