@@ -36,7 +36,7 @@ REPEAT_AFTER_S = (0.1, 0.4, 1.5)
 REFUSED_REPEATS = 3
 """A server that refuses connections is dead, or being started: only so many repeats are worth the wait."""
 MAX_CONTROL_REPLY_BYTES = 64 << 20
-WRONG_TOKEN = "give the servers' own token in GYMCKPT_CONTROL_TOKEN, or in a file with --control-token-file"
+UNAUTHORIZED_HINT = "give the servers' own token in GYMCKPT_CONTROL_TOKEN, or in a file with --control-token-file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def read_answer(reply: Reply, answer: type[A], label: str) -> A:
         if not 200 <= reply.status < 300:
             refusal = ErrorReply.model_validate_json(reply.body).error
             error = CONTROL_ERRORS.get(refusal.code, CheckpointFailed)
-            hint = WRONG_TOKEN if error is Unauthorized else None
+            hint = UNAUTHORIZED_HINT if error is Unauthorized else None
             raise error(f"{label} was refused ({refusal.code[:80]}): {refusal.detail[:1000]}", hint=hint)
         return answer.model_validate_json(reply.body)
     except ValidationError as error:
