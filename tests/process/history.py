@@ -108,6 +108,9 @@ class History:
     run_directory: Path
     audits: dict[str, Path]
     checkpoints: dict[str, dict[Episode, Position]] = field(default_factory=dict)
+    deaths: list[float] = field(default_factory=list)
+    """Unix times at which a server alone was killed: what was in flight then is void, and a server that came back empty
+    counts the calls of a void attempt from the beginning until it is retired."""
 
     def far_enough(self) -> bool:
         """Whether a published checkpoint lists enough episodes past their first boundaries to prove something."""
@@ -191,13 +194,26 @@ class History:
             self._check_continuation(episode, position)
         return restored
 
+    def _before_a_death(self, server: str, episode: Episode) -> list[int]:
+        """Audited call indexes of an attempt up to the first death of a server under it."""
+        made: list[int] = []
+        ends = None
+        for line in json_lines(self.audits[server].read_bytes()):
+            if (line["rollout_id"], line["attempt"]) != episode:
+                continue
+            if ends is None:
+                ends = min((death for death in self.deaths if death >= line["t"]), default=float("inf"))
+            if line["t"] <= ends:
+                made.append(line["call"])
+        return made
+
     def _check_continuation(self, episode: Episode, position: Position) -> None:
         """The first calls of a restored attempt come right after its boundary, and none at or before it recurs."""
         expected = {"policy_model": position.model_calls, "workbench": position.tool_calls}
         for server, done in expected.items():
             if server not in self.audits or done is None:
                 continue
-            made = self.calls(server).get(episode, [])
+            made = self._before_a_death(server, episode)
             assert not made or made[0] == done + FIRST_CALL[server], f"{episode}: {server} call {made[0]} after {done}"
             assert made == sorted(set(made)), f"{episode} repeated a {server} call: {made}"
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +110,7 @@ class Campaign:
     def _kill_server(self) -> None:
         """One server dies and comes back empty under a collector that goes on."""
         seen = sum(event["event"] == "server_restarted" for event in self.command.events)
+        self.history.deaths.append(time.time())
         os.kill(self.dice.choice(participants(self.command.process.pid)), signal.SIGKILL)
         self.command.wait_until(
             lambda: (
