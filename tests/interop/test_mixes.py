@@ -21,7 +21,6 @@ from tests.interop.mixes import (
     typed,
     worker,
 )
-from tests.process.processes import CommandLine
 
 pytestmark = pytest.mark.interop
 
@@ -52,7 +51,7 @@ CONTINUES: dict[str, list[Server]] = {
 def test_episodes_go_on_after_everything_was_killed(tmp_path: Path, mix: str) -> None:
     site = MixedSite(tmp_path).deploy(*CONTINUES[mix])
     tasks = site.task_file(typed(counter_rows(ROLLOUTS), "counters"))
-    killed_in_the_middle(site, tasks, lambda episodes: sum(e["restart"] is None and e["turns"] > 2 for e in episodes))
+    killed_in_the_middle(site, tasks, "episodes")
     continued = restored(site)
     assert continued["episodes"] > 0
     assert_each_once(site)
@@ -76,7 +75,7 @@ def test_episodes_that_some_server_cannot_capture_start_over_and_count_once(tmp_
     site = MixedSite(tmp_path).deploy(*servers)
     rows = counter_rows(ROLLOUTS)
     tasks = site.task_file(flat(rows) if is_flat else typed(rows, "counters"))
-    killed_in_the_middle(site, tasks, lambda episodes: any(episode["restart"] for episode in episodes))
+    killed_in_the_middle(site, tasks, "restarts")
     finished = {row["_ng_rollout_id"]: row["_ng_attempt_index"] for row in site.rows()}
     assert restored(site)["episodes"] == 0
     assert_each_once(site)
@@ -98,17 +97,17 @@ def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_othe
     assert_each_once(site)
 
 
-def killed_in_the_middle(site: MixedSite, tasks: str, ready: Any, *arguments: str) -> CommandLine:
-    """Collect, and SIGKILL collector and servers once a checkpoint holds enough of `ready` and something finished."""
-    command = site.collect(tasks, *COLLECT, *arguments)
+def killed_in_the_middle(site: MixedSite, tasks: str, counted: str) -> None:
+    """Collect, and SIGKILL collector and servers at the first checkpoint after something has finished that holds some
+    episodes (`counted`: "episodes" that continue, or "restarts")."""
+    command = site.collect(tasks, *COLLECT)
     try:
-        assert command.wait_checkpoint(
-            lambda: bool(ready(site.inspect()["episodes"])) and any(e["event"] == "outcome" for e in command.events)
-        ), command.describe()
+        command.wait_event("outcome")
+        before = len(command.events)
+        command.wait_until(lambda: any(e["event"] == "checkpoint" and e[counted] >= 2 for e in command.events[before:]))
         command.kill_everything()
     finally:
         command.close()
-    return command
 
 
 def restored(site: MixedSite) -> dict[str, Any]:
