@@ -14,7 +14,7 @@ from tests.process.test_main_proof import AUDITED, Reference, history_of, undist
 
 __all__ = ["undisturbed"]
 
-ROLLOUTS = 60
+ROLLOUTS = 30
 TASKS = ("@workbench", "--limit", str(ROLLOUTS))
 COLLECT = (*TASKS, "--checkpoint-every", "1s", "--concurrency", "20")
 
@@ -29,7 +29,8 @@ def check_finished(command: CommandLine, site: Site, history: History, reference
     assert command.finish() == 0, command.describe()
     done = command.events[-1]
     assert (done["planned"], done["succeeded"], done["unresolved"]) == (ROLLOUTS, ROLLOUTS, 0), command.describe()
-    assert outcomes(site.rows()) == reference.outcomes
+    expected = {(task, repeat): row for (task, repeat), row in reference.outcomes.items() if task < ROLLOUTS}
+    assert outcomes(site.rows()) == expected
     history.observe()
     history.check()
 
@@ -72,7 +73,15 @@ def test_after_the_collector_alone_died_its_episodes_go_on_in_the_same_servers(
                 started.close()
 
 
-@pytest.mark.parametrize("instance", ["workbench", "agent", "environment", "policy_model"])
+@pytest.mark.parametrize(
+    "instance",
+    [
+        "workbench",
+        "policy_model",
+        pytest.param("agent", marks=pytest.mark.slow),
+        pytest.param("environment", marks=pytest.mark.slow),
+    ],
+)
 def test_a_server_killed_and_started_again_empty_never_gives_a_wrong_reward(
     site: Site, undisturbed: Reference, instance: str
 ) -> None:
