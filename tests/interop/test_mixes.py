@@ -98,13 +98,17 @@ def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_othe
 
 
 def killed_in_the_middle(site: MixedSite, tasks: str, counted: str) -> None:
-    """Collect, and SIGKILL collector and servers at the first checkpoint after something has finished that holds some
-    episodes (`counted`: "episodes" that continue, or "restarts")."""
+    """Collect, and SIGKILL collector and servers once something has finished and checkpoints hold some of the others
+    (`counted`: "episodes" that continue, or "restarts"). The first ones may still hold what has just finished."""
     command = site.collect(tasks, *COLLECT)
     try:
         command.wait_event("outcome")
         before = len(command.events)
-        command.wait_until(lambda: any(e["event"] == "checkpoint" and e[counted] >= 2 for e in command.events[before:]))
+
+        def holding() -> int:
+            return sum(e["event"] == "checkpoint" and e[counted] >= 2 for e in command.events[before:])
+
+        command.wait_until(lambda: holding() >= 3)
         command.kill_everything()
     finally:
         command.close()
