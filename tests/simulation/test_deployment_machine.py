@@ -140,8 +140,8 @@ class Deployed(RuleBasedStateMachine):
             assert all(name in self.world.servers for name in PARTICIPANTS)
 
 
-EVERY_CHECK = [*HealthCheck.__members__.values()]
-QUICK = settings(max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=EVERY_CHECK)
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+QUICK = settings(max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=SLOW_IS_FINE)
 LONG = settings(QUICK, max_examples=300, stateful_step_count=25)
 
 
