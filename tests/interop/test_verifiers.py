@@ -81,7 +81,8 @@ def test_the_verdict_after_a_kill_is_the_verdict(told: Told, name: str) -> None:
         assert _verdict(after_kill) == _verdict(undisturbed)
 
 
-VOLATILE = ("response", "responses_create_params", "_ng_rollout_id", "_ng_attempt_index")
+# math-verify simplifies what it extracted under a time limit, so what it shows of it depends on the machine's load.
+VOLATILE = ("response", "responses_create_params", "_ng_rollout_id", "_ng_attempt_index", "extracted_answer")
 
 
 def _verdict(row: dict[str, Any]) -> str:
