@@ -141,7 +141,7 @@ class Deployed(RuleBasedStateMachine):
 
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-QUICK = settings(max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=SLOW_IS_FINE)
+QUICK = settings(max_examples=6, stateful_step_count=6, deadline=None, suppress_health_check=SLOW_IS_FINE)
 LONG = settings(QUICK, max_examples=300, stateful_step_count=25)
 
 
