@@ -151,7 +151,7 @@ class LongDeployed(Deployed):
 
 Deployed.TestCase.settings = QUICK
 LongDeployed.TestCase.settings = LONG
-test_a_deployment_keeps_every_promise = Deployed.TestCase
+test_a_deployment_keeps_every_promise = pytest.mark.timeout(600)(Deployed.TestCase)
 test_a_deployment_keeps_every_promise_over_long_histories = pytest.mark.slow(
     pytest.mark.timeout(7200)(LongDeployed.TestCase)
 )
