@@ -40,8 +40,13 @@ class Ticker:
             requests = await self._requests()
             due = self.cadence.due(self._clock.monotonic(), self._session.tally.finished_here)
             asked = self._wishes.checkpoint.is_set()
-            if not (due or asked or requests) or not self._session.dispatcher.gate.is_open:
-                continue  # while a server is gone, or a recovery is under way, none could be taken
+            if not (due or asked or requests):
+                continue
+            if not self._session.dispatcher.gate.is_open:
+                # While a server is gone, or a recovery is under way, none could be taken: what is due stays due, and
+                # looking again at once would spin.
+                await self._clock.sleep_until(self._clock.monotonic() + LOOK_EVERY_S)
+                continue
             self._wishes.checkpoint.clear()
             begun_s = self._clock.monotonic()
             if requests or asked or self._session.in_flight() or self._session.restored_unsent():
