@@ -196,6 +196,8 @@ class History:
 
     def _before_a_death(self, server: str, episode: Episode) -> list[int]:
         """Audited call indexes of an attempt up to the first death of a server under it."""
+        if not self.deaths:
+            return self.calls(server).get(episode, [])
         made: list[int] = []
         ends = None
         for line in json_lines(self.audits[server].read_bytes()):
