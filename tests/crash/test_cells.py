@@ -69,7 +69,7 @@ SLOW = [
     Cell("commit.index.before_link", "environment", passage=2),
     Cell("commit.after_manifest", "agent", passage=2),
     Cell("ledger.append.before_fsync", "policy_model", passage=9),
-    Cell("retire.after_mark", "environment", passage=2),
+    Cell("retire.after_mark", "environment"),
     Cell("collector.resume.after_epoch", phase="resume"),
     Cell("collector.restore.intended", phase="resume"),
     Cell("collector.restore.retired", phase="resume"),
