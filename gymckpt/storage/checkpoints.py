@@ -113,18 +113,22 @@ class CheckpointDirectory:
     async def prune(self, keep: int, run_id: str | None = None) -> list[str]:
         """Remove what is older than the newest `keep` (at least 1) that are whole, named checkpoints excepted, and
         whatever was begun before the newest and never published. What was removed.
+
+        Those that are kept are made durable first: one whose publishing failed at its last step may be among them.
         """
         listed = await self.listing()
         published = _of_run(listed, run_id)
-        whole = 0
+        whole: list[PurePath] = []
         old: list[str] = []
         for checkpoint in reversed(published):
-            if whole >= max(1, keep):
+            if len(whole) >= max(1, keep):
                 old += [checkpoint.checkpoint_id] if checkpoint.collection.name is None else []
             elif await self._offload.run(partial(self._damage, checkpoint, quick=False)) is None:
-                whole += 1
+                whole.append(checkpoint.path)
         newest = published[-1].collection.sequence if published else 0
         rubbish = [e.checkpoint_id for e in listed if e.state == "unpublished" and _before(e.checkpoint_id, newest)]
+        if old:
+            await self._offload.run(lambda: [durable.sync_directory(self._fs, path) for path in whole])
         for checkpoint_id in (*old, *rubbish):
             await self.discard(checkpoint_id)
         if published:

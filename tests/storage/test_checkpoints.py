@@ -1,11 +1,12 @@
 """Publishing is all or nothing; what is newest, what is kept, and what is never touched."""
 
 import random
+from pathlib import PurePath
 from typing import Any
 
 import pytest
 
-from gymckpt.errors import CheckpointFailed, DamagedState, NotAsAsked, StorageUnavailable
+from gymckpt.errors import CheckpointFailed, DamagedState, GymckptError, NotAsAsked, StorageUnavailable
 from gymckpt.identity import EpisodeId
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, Restarted
 from gymckpt.storage.journalfiles import Position
@@ -187,6 +188,24 @@ def test_pruning_keeps_the_newest_whole_ones_and_the_named_ones() -> None:
     found, _ = run(directory(fs).newest_valid(RUN_ID))
     assert found is not None
     assert found.collection.sequence == 5
+
+
+def test_pruning_makes_what_it_keeps_durable_before_it_removes_the_rest() -> None:
+    """The last step of publishing fails: the checkpoint is seen, was never reported, and only memory holds its name."""
+    fs = memory()
+    run(publish(fs, 1, [opaque("o", 1)]))
+
+    def before(operation: str, path: PurePath) -> None:
+        if operation == "fsync_directory" and path == ROOT / checkpoint_id(2) and fs.find(path / CHECKPOINT):
+            raise OSError(5, "I/O error", str(path))
+
+    fs.before = before
+    with pytest.raises(GymckptError):
+        run(publish(fs, 2, [opaque("o", 2)]))
+    fs.before = None
+    assert run(directory(fs).prune(1)) == ids(1)
+    found, _ = run(directory(fs.crashed(None)).newest_valid(RUN_ID))
+    assert found is not None
 
 
 def test_pruning_removes_what_was_never_published_but_not_what_is_being_made() -> None:

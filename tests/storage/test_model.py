@@ -43,6 +43,8 @@ class StorageMachine(RuleBasedStateMachine):
         self.base: Base | None = None
         self.sequence = 0
         self.published: dict[int, dict[EpisodeId, Record]] = {}
+        # Published as far as can be seen, though publishing them failed: they count, but a power cut may take them.
+        self.unreported: set[int] = set()
         self.rng = random.Random(1)
 
     @rule(rollout=ROLLOUTS, head=ITEMS)
@@ -75,6 +77,9 @@ class StorageMachine(RuleBasedStateMachine):
             found.append(ExportedRecord(EpisodeId(rollout, live.attempt), record, None, 0, None, revision, lists))
         return found
 
+    def model(self) -> dict[EpisodeId, Record]:
+        return {EpisodeId(rollout, live.attempt): live.record(rollout) for rollout, live in self.live.items()}
+
     @rule(times=st.integers(1, 20))
     def commit(self, times: int) -> None:
         for _ in range(times):
@@ -82,8 +87,7 @@ class StorageMachine(RuleBasedStateMachine):
             exports = self.exports()
             _, written = run(publish(self.fs, self.sequence, exports, self.base))
             self.base = written.base
-            model = {EpisodeId(rollout, live.attempt): live.record(rollout) for rollout, live in self.live.items()}
-            self.published[self.sequence] = model
+            self.published[self.sequence] = self.model()
             if times > 1 and self.live:
                 self.grow(self.rng.choice(list(self.live)), [self.sequence])
 
@@ -100,24 +104,23 @@ class StorageMachine(RuleBasedStateMachine):
         try:
             _, written = run(publish(self.fs, self.sequence, self.exports(), self.base))
         except GymckptError:
-            pass
+            self.fs.before = None
+            found, _ = run(directory(self.fs).newest_valid(RUN_ID))
+            if found is None or found.collection.sequence != self.sequence:
+                return
+            self.unreported.add(self.sequence)
         else:
+            self.fs.before = None
             self.base = written.base
-            self.published[self.sequence] = {
-                EpisodeId(rollout, live.attempt): live.record(rollout) for rollout, live in self.live.items()
-            }
-        self.fs.before = None
-        # The last step may have been done and reported as failed: then it counts.
-        found, _ = run(directory(self.fs).newest_valid(RUN_ID))
-        if found is not None and found.collection.sequence == self.sequence:
-            self.published[self.sequence] = {
-                EpisodeId(rollout, live.attempt): live.record(rollout) for rollout, live in self.live.items()
-            }
+        self.published[self.sequence] = self.model()
 
     @rule(keep=st.integers(1, 3))
     def prune(self, keep: int) -> None:
+        before = len(self.published)
         for name in run(directory(self.fs).prune(keep)):
             self.published = {n: model for n, model in self.published.items() if checkpoint_id(n) != name}
+        if len(self.published) < before:
+            self.unreported.clear()  # what is kept in their place must last
         assert len(self.published) <= keep
 
     @rule(power=st.booleans(), seed=st.integers(0, 1000))
@@ -125,6 +128,12 @@ class StorageMachine(RuleBasedStateMachine):
         self.fs = self.fs.crashed(random.Random(seed)) if power else self.fs.restarted()
         self.base, self.live = None, {}
         found, _ = run(directory(self.fs).newest_valid(RUN_ID))
+        there = {
+            listed.published.collection.sequence for listed in run(directory(self.fs).listing()) if listed.published
+        }
+        for sequence in self.unreported - there if power else ():
+            del self.published[sequence]
+        self.unreported.clear()
         assert (found is not None) == bool(self.published)
         if found is None:
             return
