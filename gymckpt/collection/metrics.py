@@ -149,7 +149,10 @@ def pass_at_k(samples: int, passes: int, k: int) -> float:
 
 
 def estimate(means: list[float]) -> Estimate | None:
-    """The mean of independent task means with its 95 % interval (Student's t); None for none."""
+    """The mean of independent task means with its 95 % interval (Student's t); None for none.
+
+    Where every mean lies between 0 and 1, so do the bounds of the interval.
+    """
     if not means:
         return None
     count = len(means)
@@ -158,7 +161,10 @@ def estimate(means: list[float]) -> Estimate | None:
         return Estimate(value, None, None)
     variance = math.fsum((mean - value) ** 2 for mean in means) / (count - 1)
     width = (_T95[count - 2] if count - 2 < len(_T95) else _t95(count - 1)) * math.sqrt(variance / count)
-    return Estimate(value, value - width, value + width)
+    low, high = value - width, value + width
+    if 0.0 <= min(means) and max(means) <= 1.0:
+        low, high = max(0.0, low), min(1.0, high)
+    return Estimate(value, low, high)
 
 
 def _t95(freedom: int) -> float:

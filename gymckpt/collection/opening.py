@@ -77,9 +77,9 @@ class Opened:
 
 
 def refuse_holding(root: PurePath, found: Holding, settings: CollectSettings, *, restore: bool) -> None:
-    """Raise `NotAsAsked` or `DamagedState` if what the directory holds is not what the user asked for."""
+    """Raise `UsageError`, `NotAsAsked` or `DamagedState` if what the directory holds is not what the user asked for."""
     if restore and found == "nothing":
-        raise NotAsAsked(f"{root} holds no run to restore", hint="start one with: gymckpt collect")
+        raise UsageError(f"{root} holds no run to restore", hint="start one with: gymckpt collect")
     if settings.overwrite and not restore:
         return
     if found == "begun":
@@ -140,10 +140,12 @@ class Opener:
                 "it would wait for ever",
                 hint=f"give --concurrency {plan.largest_cohort} or more",
             )
+        identity = runidentity.run_identity(settings, plan.input_sha256)
+        runidentity.check_accepted(settings.accept_change, identity)
         record = RunRecord(
             run_id=new_run_id(),
             created_at=self._ports.clock.time(),
-            identity=runidentity.run_identity(settings, plan.input_sha256),
+            identity=identity,
             plan=plan.summary,
             owners=plan.owners,
             largest_cohort=plan.largest_cohort,

@@ -33,7 +33,7 @@ def read_row(line: bytes, routing: Routing, *, cohort: str | None, overrides: Ma
     try:
         row = jsoncodec.loads(line)
     except ValueError as error:
-        raise BadRow(f"not JSON: {error}") from None
+        raise BadRow(str(error)) from None
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, not an object")
     typed = isinstance(row.get("task_id"), dict) or "task_input" in row

@@ -134,15 +134,15 @@ def write_run(fs: FileSystem, paths: RunPaths, record: RunRecord) -> None:
 
 
 def read_run(fs: FileSystem, paths: RunPaths) -> RunRecord:
-    """What run.json says. Blocking. Raises `NotAsAsked` where there is none or where it is of a later version,
-    `DamagedState` where it cannot be believed."""
+    """What run.json says. Blocking. Raises `UsageError` where there is none, `NotAsAsked` where it is of a later version
+    or the directory is one checkpoint alone, `DamagedState` where it cannot be believed."""
     if exists(fs, paths.run_json) is None:
         if looks_like_checkpoint(fs, paths.root):
             raise NotAsAsked(
                 f"{paths.root} is one checkpoint without its run: it can be inspected and verified, not continued",
                 hint="give the run directory that holds it",
             )
-        raise NotAsAsked(f"{paths.root} holds no run (no run.json)", hint="start one with: gymckpt collect")
+        raise UsageError(f"{paths.root} holds no run (no run.json)", hint="start one with: gymckpt collect")
     try:
         value = jsoncodec.loads(read_small(fs, paths.run_json, MAX_RUN_JSON_BYTES))
         version = value["format"]

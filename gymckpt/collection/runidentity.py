@@ -1,7 +1,7 @@
 """What makes two runs the same run: the digest over everything that changes what the results mean."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Differen
 def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], accepted: tuple[str, ...] = ()) -> list[Difference]:
     """The differences that the user accepted; raises `NotAsAsked` naming every other one, `UsageError` for a name that
     is no field of the identity."""
-    for name in accepted:
-        if name not in old and name not in new:
-            raise UsageError(f"--accept-change {name}: no such field", hint=f"the fields are {', '.join(sorted(new))}")
+    check_accepted(accepted, {**old, **new})
     found = differences(old, new)
     refused = [difference for difference in found if difference.name not in accepted]
     if refused:
@@ -60,6 +58,14 @@ def check_identity(old: Mapping[str, Any], new: Mapping[str, Any], accepted: tup
             hint="use another --run-dir, or --accept-change FIELD for each field that may differ",
         )
     return found
+
+
+def check_accepted(accepted: Iterable[str], identity: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a name that is no field of the identity."""
+    for name in accepted:
+        if name not in identity:
+            known = ", ".join(sorted(identity))
+            raise UsageError(f"--accept-change {name}: no such field", hint=f"the fields are {known}")
 
 
 def _shown(value: Any) -> str:

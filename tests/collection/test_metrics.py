@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymckpt.collection.metrics import estimate, pass_at_k
+from gymckpt.collection.metrics import Estimate, estimate, pass_at_k
 from gymckpt.collection.reading import read_metrics
 from gymckpt.collection.rundirectory import RunPaths
 from gymckpt.collection.signals import Wishes
@@ -33,6 +33,11 @@ def test_an_interval_is_students_over_tasks() -> None:
     four = estimate([0.0, 0.0, 1.0, 1.0])
     assert four is not None
     assert four.low == pytest.approx(0.5 - 3.182 * (1 / 3 / 4) ** 0.5)
+    assert estimate([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0)  # rewards of 0 and 1 have no mean beyond them
+    beyond = estimate([0.0, 1.5])
+    assert beyond is not None
+    assert beyond.low is not None
+    assert beyond.low < 0.0
     many = estimate([float(n % 2) for n in range(40)])
     assert many is not None
     assert many.high == pytest.approx(0.5 + 2.0227 * ((10 / 39) / 40) ** 0.5, rel=1e-4)

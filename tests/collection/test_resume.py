@@ -130,7 +130,7 @@ def test_an_interrupted_creation_was_never_a_run(tmp_path: Path) -> None:
     for path in (tmp_path / "run" / "journal").glob("*"):
         if not path.name.startswith("events"):
             path.unlink()
-    with pytest.raises(NotAsAsked, match="no run to restore"):
+    with pytest.raises(UsageError, match="no run to restore"):
         collected.restore()
     assert collected.collect(TASKS[:2]).counts == Counts(2, 2, 0, 0, 0)
 
