@@ -162,7 +162,7 @@ def estimate(means: list[float]) -> Estimate | None:
     variance = math.fsum((mean - value) ** 2 for mean in means) / (count - 1)
     width = (_T95[count - 2] if count - 2 < len(_T95) else _t95(count - 1)) * math.sqrt(variance / count)
     low, high = value - width, value + width
-    if 0.0 <= min(means) and max(means) <= 1.0:
+    if min(means) >= 0.0 and max(means) <= 1.0:
         low, high = max(0.0, low), min(1.0, high)
     return Estimate(value, low, high)
 

@@ -134,8 +134,8 @@ def write_run(fs: FileSystem, paths: RunPaths, record: RunRecord) -> None:
 
 
 def read_run(fs: FileSystem, paths: RunPaths) -> RunRecord:
-    """What run.json says. Blocking. Raises `UsageError` where there is none, `NotAsAsked` where it is of a later version
-    or the directory is one checkpoint alone, `DamagedState` where it cannot be believed."""
+    """What run.json says. Blocking. Raises `UsageError` where there is none, `NotAsAsked` where it is of a later
+    version or the directory is one checkpoint alone, `DamagedState` where it cannot be believed."""
     if exists(fs, paths.run_json) is None:
         if looks_like_checkpoint(fs, paths.root):
             raise NotAsAsked(

@@ -127,8 +127,8 @@ class CheckpointDirectory:
                 whole.append(checkpoint.path)
         newest = published[-1].collection.sequence if published else 0
         rubbish = [e.checkpoint_id for e in listed if e.state == "unpublished" and _before(e.checkpoint_id, newest)]
-        if old:
-            await self._offload.run(lambda: [durable.sync_directory(self._fs, path) for path in whole])
+        for path in whole if old else ():
+            await self._offload.run(partial(durable.sync_directory, self._fs, path))
         for checkpoint_id in (*old, *rubbish):
             await self.discard(checkpoint_id)
         if published:

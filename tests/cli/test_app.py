@@ -10,7 +10,7 @@ import pytest
 
 from commands import app
 from gymckpt import errors
-from tests.cli.terminal import GYMCKPT, environment, gymckpt
+from tests.cli.terminal import GYMCKPT, environment, gymckpt, inline
 
 VERBS = sorted(command.name for command in app.app.registered_commands if command.name and not command.hidden)
 
@@ -98,3 +98,15 @@ def test_crash_points_are_listed_for_tests() -> None:
     listed = json.loads(gymckpt("crash-points", "--json").stdout)["crash_points"]
     assert listed
     assert all(where for where in listed.values())
+
+
+@pytest.mark.parametrize(
+    "verb", ["checkpoint", "export", "inspect", "prune", "report", "restore", "retry", "status", "verify"]
+)
+def test_a_directory_without_a_run_is_a_usage_error_for_every_verb(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for directory in (tmp_path / "empty", tmp_path / "missing"):
+        done = inline(verb, str(directory))
+        assert done.returncode == 2, done.stderr
+        assert str(directory) in done.stderr
+    assert not (tmp_path / "missing").exists()

@@ -30,9 +30,9 @@ def test_an_interval_is_students_over_tasks() -> None:
     alone = estimate([0.5])
     assert alone is not None
     assert (alone.value, alone.low) == (0.5, None)
-    four = estimate([0.0, 0.0, 1.0, 1.0])
+    four = estimate([0.4, 0.4, 0.6, 0.6])
     assert four is not None
-    assert four.low == pytest.approx(0.5 - 3.182 * (1 / 3 / 4) ** 0.5)
+    assert four.low == pytest.approx(0.5 - 3.182 * (0.04 / 3 / 4) ** 0.5)
     assert estimate([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0)  # rewards of 0 and 1 have no mean beyond them
     beyond = estimate([0.0, 1.5])
     assert beyond is not None

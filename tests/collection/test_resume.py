@@ -288,6 +288,14 @@ def test_an_accepted_change_goes_on_with_the_frozen_plan_and_is_accepted_for_goo
         collected.collect(TASKS, resume=True)
 
 
+def test_a_change_to_accept_that_is_no_field_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+    collected, environment = plain(tmp_path / "run")
+    with pytest.raises(UsageError, match="no such field"):
+        collected.collect(TASKS, accept_change=("modle",))
+    assert environment.bodies == []
+    assert not (collected.directory / "run.json").exists()
+
+
 def test_operational_settings_may_change_at_every_start(half_done: tuple[Collected, PlainEnvironment]) -> None:
     collected, _ = half_done
     settings: dict[str, Any] = {"concurrency": 1, "checkpoint_every": "off", "keep": 5, "max_attempts": 9, "grace": 1.0}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import PurePath
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.simulation.office import Job
 JOBS = (Job(4), Job(5), Job(4, 2))
 
 
-def live_through(main: Callable[[Deployment], Awaitable[None]], **settings: str) -> int:
+def live_through(main: Callable[[Deployment], Awaitable[None]], **settings: Any) -> int:
     """Let `main` happen, let everything finish, and check every promise; gives the number of restored attempts."""
     world = Deployment(JOBS, 3, **settings)
 
@@ -65,7 +66,8 @@ def test_a_rollout_whose_outcome_becomes_durable_during_a_recovery_is_not_run_ag
 
     async def main(world: Deployment) -> None:
         def slow(operation: str, path: PurePath) -> None:
-            if operation == "fsync" and path.name.startswith("outcomes-") and not hung.is_set():
+            of_an_outcome = operation == "fsync" and path.name.startswith("outcomes-") and world.life.seen("checkpoint")
+            if of_an_outcome and not hung.is_set():
                 hung.set()
                 world.kill("workbench")
                 world.loop.hang(20.0)
