@@ -6,6 +6,7 @@
     ├── DamagedState          exit 4    bytes on disk that cannot be believed
     │   └── StorageFailed     exit 4    an fsync or a device failed: what was written is unknown
     ├── ServerError           exit 5    a server is unreachable, refuses, or speaks another language
+    │   ├── BackendUnavailable exit 5   the inference backends are away or busy: no failure of any rollout
     │   ├── DeadlinePassed    exit 5    an exchange did not end in time: it may have been received
     │   └── NotSent           exit 5    the connection was refused: nobody received it
     ├── StoppedResumable      exit 75   a signal, a full disk: the run can go on later
@@ -87,6 +88,13 @@ class NotSent(ServerError):
     """The request provably reached nobody: the connection was refused. The very same request may be sent again."""
 
     code = "not_sent"
+    http_status = 503
+
+
+class BackendUnavailable(ServerError):
+    """No inference backend could be had for as long as was waited: an outage, no failure of the rollout that met it."""
+
+    code = "backend_unavailable"
     http_status = 503
 
 

@@ -18,6 +18,8 @@ from gymckpt.collection.planfile import Planned
 from gymckpt.collection.recovery import Start
 from gymckpt.collection.replies import (
     CONNECTION,
+    MAX_REASON,
+    OUTAGES,
     Failed,
     NotStarted,
     Succeeded,
@@ -41,6 +43,8 @@ AFTER_SEND = declare("collector.dispatch.after_send", "the reply to /run came, n
 NEVER_S = 30 * 86_400.0
 """The transport's own limit; the real one stands still while servers are closed, and is kept by the dispatcher."""
 CLOSED_AGAIN_S = 0.25
+OUTAGE_PAUSE_S = 5.0
+"""How long an owner gets nothing new after a rollout of its was stopped by an outage."""
 LARGE_REPLY_BYTES = 1 << 18
 """A larger reply is decoded off the event loop."""
 SUPERSEDED_LIMIT = 20
@@ -91,6 +95,8 @@ class Limits:
     concurrency: int
     max_attempts: int
     rollout_timeout_s: float
+    outage_patience_s: float
+    """How long rollouts may be stopped by outages, with no result between them, before the run stops."""
     by_name: Mapping[str, int]
 
 
@@ -127,6 +133,7 @@ class Attempts:
         self._around = around
         self._not_before: dict[str, float] = {}
         self._superseded: dict[str, int] = {}
+        self._outage_since_s: float | None = None
 
     @property
     def closed_s(self) -> float:
@@ -208,7 +215,7 @@ class Attempts:
                 await self._around.unreachable(flight.owner)
             elif verdict.closed:
                 # The gate tells of our own checkpoints; a closing that is not ours, or not over yet, is waited out.
-                await self._sleep(CLOSED_AGAIN_S)
+                await self._clock.sleep_until(self._clock.monotonic() + CLOSED_AGAIN_S)
             else:
                 until = self._clock.monotonic() + verdict.after_s
                 self._not_before[flight.owner] = max(self._not_before.get(flight.owner, 0.0), until)
@@ -251,6 +258,7 @@ class Attempts:
             case Succeeded():
                 if await self._around.replaced():
                     await self._wait_to_be_halted()
+                self._outage_since_s = None
                 await self._succeeded(flight, self._success(flight, verdict))
                 return False
             case Failed(kind):
@@ -258,6 +266,8 @@ class Attempts:
                     await self._wait_to_be_halted()
                 if kind == CONNECTION and await self._around.gone(flight.owner):
                     return await self._supersede(flight, f"{flight.owner} went away under it")
+                if kind in OUTAGES and not verdict.terminal:
+                    return await self._interrupted(flight, verdict)
                 return await self._failed(flight, verdict)
             case Superseded(reason):
                 if await self._around.rebooted():
@@ -334,6 +344,17 @@ class Attempts:
             if flight.episode.rollout_id in members and not flight.replied:
                 flight.cut_short("another member of its cohort failed")
 
+    async def _interrupted(self, flight: Flight, verdict: Failed) -> bool:
+        """An outage that the servers did not wait out is no failure of the rollout. One that lasts ends the run."""
+        reason, limit_s = f"{verdict.kind}: {verdict.reason}"[:MAX_REASON], self._limits.outage_patience_s
+        now_s = self._clock.monotonic()
+        self._outage_since_s = self._outage_since_s or now_s
+        if now_s - self._outage_since_s > limit_s:
+            hint = "bring the server back, then resume the run"
+            raise ServerError(f"nothing but outages for {limit_s:g} s: {reason}", hint=hint)
+        self._not_before[flight.owner] = now_s + OUTAGE_PAUSE_S
+        return await self._supersede(flight, reason)
+
     async def _supersede(self, flight: Flight, reason: str) -> bool:
         rollout_id = flight.episode.rollout_id
         self._superseded[rollout_id] = self._superseded.get(rollout_id, 0) + 1
@@ -361,9 +382,6 @@ class Attempts:
 
     async def _wait_to_be_halted(self) -> None:
         await asyncio.get_running_loop().create_future()
-
-    async def _sleep(self, seconds: float) -> None:
-        await self._clock.sleep_until(self._clock.monotonic() + seconds)
 
 
 def _failure_row(flight: Flight, verdict: Failed, final: bool) -> dict[str, Any]:

@@ -3,23 +3,24 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from gymckpt import jsoncodec
-from gymckpt.errors import NOT_STARTED_CODES, DeadlinePassed, NotSent, ServerError, StaleAttempt
+from gymckpt.errors import NOT_STARTED_CODES, BackendUnavailable, DeadlinePassed, NotSent, ServerError, StaleAttempt
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Reply
+from gymckpt.wire.client import retry_after_s
 from gymckpt.wire.gym import RunReply
 
 CONNECTION = "connection"
 """Kind of a failure: the connection broke, and nobody knows whether the request was received."""
+OUTAGES = frozenset({BackendUnavailable.code, NotSent.code})
+"""Kinds of failures that no rollout has caused: inference, or another server, was not there."""
 MAX_REASON = 2000
 BUSY_S = 1.0
 """How long a server that said 429 without a Retry-After is left alone."""
-MAX_RETRY_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ Verdict: TypeAlias = Succeeded | Failed | NotStarted | Superseded
 def judge(reply: Reply, episode: EpisodeId, now: float) -> Verdict:
     """What a reply to `/run` means. `now` is unix time, for a Retry-After that names a date."""
     if reply.status in (429, 503) and (reply.status == 429 or "retry-after" in reply.headers):
-        return NotStarted(after_s=_retry_after_s(reply, now))
+        asked_s = retry_after_s(reply, now)
+        return NotStarted(after_s=BUSY_S if asked_s is None else asked_s)
     try:
         body = jsoncodec.loads(reply.body)
     except ValueError as error:
@@ -135,14 +137,3 @@ def _text(body: Any) -> str:
         body = body["error"].get("detail", body["error"])
     text = body if isinstance(body, str) else jsoncodec.dumps(body).decode()
     return text[:MAX_REASON]
-
-
-def _retry_after_s(reply: Reply, now: float) -> float:
-    value = reply.headers.get("retry-after")
-    if value is None:
-        return BUSY_S
-    try:
-        wait_s = float(value) if value.strip().isdecimal() else parsedate_to_datetime(value).timestamp() - now
-    except (ValueError, OverflowError):
-        return BUSY_S
-    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)

@@ -85,6 +85,7 @@ class Session:
             concurrency=settings.concurrency,
             max_attempts=settings.max_attempts,
             rollout_timeout_s=settings.rollout_timeout,
+            outage_patience_s=settings.server_timeout,
             by_name=settings.agent_concurrency,
         )
         self.dispatcher = Dispatcher(opened.run, refs, ports.data, clock, ports.offload, limits, self)

@@ -87,6 +87,8 @@ class ModelRole:
         stages = [call.stage for call in self._serving.calls]
         counts = {stage: stages.count(stage) for stage in ("waiting", "running", "held", "sending")}
         counts.update(self._serving.cut_counts)
+        if away := self._serving.backends_away:
+            counts["backends_away"] = away
         return RoleReport(blockers=self._serving.gate.names - restarts, counts=counts, restarts=restarts)
 
     async def changed(self) -> None:

@@ -67,6 +67,11 @@ class Serving:
         self.rollouts: dict[str, Rollout] = {}
         self.cut_counts: Counter[str] = Counter()
 
+    @property
+    def backends_away(self) -> int:
+        """How many backends did not answer when they were asked last."""
+        return self._backends.away
+
     def next_revision(self) -> int:
         """A number that no record of this process had before."""
         return next(self._revisions)

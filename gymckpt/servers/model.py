@@ -60,7 +60,8 @@ class ModelOptions(Settings):
     api_key_env: str | None = None
     """Name of the environment variable that holds the backends' API key."""
     call_timeout_s: float = Field(default=3600.0, gt=0)
-    not_sent_patience_s: float = Field(default=60.0, ge=0)
+    outage_patience_s: float | None = Field(default=None, ge=0)
+    """How long a call waits for backends that are all away or busy; None: as long as the call may take."""
     max_concurrency: int = Field(default=0, ge=0)
     health_interval_s: float = Field(default=10.0, gt=0)
     generation_cuts: bool | None = None
@@ -306,7 +307,7 @@ def _backend_settings(options: ModelOptions) -> BackendSettings:
         model=options.model,
         api_key=key,
         call_timeout_s=options.call_timeout_s,
-        not_sent_patience_s=options.not_sent_patience_s,
+        outage_patience_s=options.call_timeout_s if options.outage_patience_s is None else options.outage_patience_s,
         max_concurrency=options.max_concurrency,
         health_interval_s=options.health_interval_s,
     )

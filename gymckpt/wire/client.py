@@ -5,6 +5,7 @@ import errno
 import functools
 import ssl
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
@@ -19,6 +20,7 @@ from gymckpt.errors import DeadlinePassed, NotSent, ServerError
 from gymckpt.ports import Deadline, Reply, ServerRef
 
 MAX_REPLY_BYTES = 256 << 20
+MAX_RETRY_AFTER_S = 600.0
 KEEPALIVE_S = 2.0
 """Idle connections are dropped after this; every server we meet keeps them longer, so none is cut under a request."""
 
@@ -156,3 +158,15 @@ def excerpt(reply: Reply, limit: int = 200) -> str:
     """The beginning of a reply's body, for a message to a person."""
     text = reply.body[: limit * 4].decode("utf-8", "replace")
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+def retry_after_s(reply: Reply, now: float) -> float | None:
+    """How long the reply asks to be left alone; None if it does not say, or nothing readable. `now` is unix time."""
+    value = reply.headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        wait_s = float(value) if value.strip().isdecimal() else parsedate_to_datetime(value).timestamp() - now
+    except (ValueError, OverflowError):
+        return None
+    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S)

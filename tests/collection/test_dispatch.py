@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gymckpt.collection import attempts as attempts_module
 from gymckpt.collection.run import Counts
 from gymckpt.errors import ServerError
 from tests.collection.deployments import Answer, judged, plain, rows, typed_row
@@ -46,6 +47,31 @@ def test_a_rollout_has_failed_after_max_attempts_and_the_others_go_on(tmp_path: 
     assert (summary.exit_code, summary.counts) == (1, Counts(4, 3, 1, 0, 0))
     assert attempts(environment.bodies) == [0, 1]
     assert [row["final"] for row in collected.lines("failures.jsonl")] == [False, True]
+
+
+def outage(kind: str) -> tuple[int, Any, dict[str, str]]:
+    return 200, {"reward": 0.0, "failure_kind": kind, "failure_reason": "nobody there"}, {}
+
+
+@pytest.mark.parametrize("kind", ["backend_unavailable", "not_sent"])
+def test_outages_never_use_up_a_rollouts_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(attempts_module, "OUTAGE_PAUSE_S", 0.01)
+    collected, environment = plain(tmp_path / "run", scripted(*[outage(kind)] * 4))
+    summary = collected.collect([typed_row(n) for n in range(3)], max_attempts=1)
+    assert summary.counts == Counts(3, 3, 0, 0, 0)
+    assert attempts(environment.bodies) == [0, 1, 2, 3, 4]
+
+
+def test_an_outage_that_lasts_stops_the_run_which_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts_module, "OUTAGE_PAUSE_S", 0.05)
+    collected, environment = plain(tmp_path / "run", scripted(*[outage("backend_unavailable")] * 10**3))
+    with pytest.raises(ServerError, match=r"backend_unavailable: nobody there"):
+        collected.collect([typed_row(0)], max_attempts=1, server_timeout=0.2)
+    assert collected.events[-1]["exit_code"] == 5
+    environment.answer = judged
+    assert collected.restore(max_attempts=1).counts.succeeded == 1
 
 
 def test_a_terminal_failure_is_not_tried_again(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
+from gymckpt.errors import BackendUnavailable
 from gymckpt.identity import EpisodeId
 from tests.roles.town import ORDER, Town, finished, json_of, soon
 from tests.simulation.clock import run_virtual
@@ -64,6 +65,23 @@ def test_a_refused_connection_is_tried_again_for_a_while(tmp_path: Path) -> None
         started = town.clock.monotonic()
         assert _failure(await finished(town.run(rollout="q"))) == ("verification", "not_sent")
         assert town.clock.monotonic() - started < 60
+
+    run_virtual(main())
+
+
+def test_an_outage_of_inference_reaches_the_collector_by_its_own_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        town = Town(tmp_path)
+        error = BackendUnavailable("no backend answers")
+        away = FastAPI()
+
+        @away.post("/v1/responses")
+        @away.post("/ng-rollout/{key}/v1/responses")
+        async def respond() -> JSONResponse:
+            return JSONResponse({"error": {"code": error.code, "detail": error.detail}}, error.http_status)
+
+        town.network.serve(town.servers["model"], away)
+        assert _failure(await finished(town.run())) == ("agent", "backend_unavailable")
 
     run_virtual(main())
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
 from gymckpt import jsoncodec
-from gymckpt.errors import DeadlinePassed, NotSent
+from gymckpt.errors import DeadlinePassed, NotSent, ServerError
 from gymckpt.ports import Deadline, Reply, ServerRef
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.model import ModelOptions, model_app
@@ -54,6 +54,8 @@ class AppTransport:
                     got = await client.request(method, path, content=content, headers=dict(headers or {}))
             except TimeoutError:
                 raise DeadlinePassed(f"{server.url}{path}") from None
+            except ConnectionResetError as error:
+                raise ServerError(f"{server.url}{path}: the connection broke") from error
         return Reply(got.status_code, dict(got.headers.items()), got.content)
 
 
@@ -69,6 +71,9 @@ class HeldWorker:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
+        self.troubles: list[int | str] = []
+        """What befalls the next calls: a status, or `broken` for a connection that breaks in the middle."""
+        self.retry_after: str | None = None
         self.arrived = asyncio.Condition()
         self.app = FastAPI()
         self.app.add_api_route("/v1/responses", self._answer, methods=["POST"], response_model=None)
@@ -100,8 +105,14 @@ class HeldWorker:
 
     async def _answer(self, request: Request) -> JSONResponse:
         body = await self._take(request)
+        if self.troubles:
+            trouble = self.troubles.pop(0)
+            if isinstance(trouble, str):
+                raise ConnectionResetError
+            headers = {"retry-after": self.retry_after} if self.retry_after else {}
+            return JSONResponse({"error": {"message": "away"}}, trouble, headers)
         if body.get("fail"):
-            return JSONResponse({"error": {"message": "no"}}, 429)
+            return JSONResponse({"error": {"message": "no"}}, body["fail"])
         number = len(self.seen)
         text = body["input"] if isinstance(body["input"], str) else body["input"][-1]["content"]
         content = [{"type": "output_text", "text": f"echo: {text}", "annotations": []}]

@@ -186,14 +186,14 @@ def test_a_server_started_again_is_empty_and_its_leftovers_never_reach_an_export
 def test_a_failure_is_held_like_a_response_and_leaves_no_row(tmp_path: Path) -> None:
     async def work(server: Policy) -> None:
         server.worker.gate.clear()
-        failing = server.asking("r-1", {"input": "x", "fail": True})
+        failing = server.asking("r-1", {"input": "x", "fail": 400})
         await server.worker.wait_for_calls(1)
         await server.control("prepare", "ckpt-000001-00000000")
         server.worker.gate.set()
         done, _ = await asyncio.wait([failing], timeout=0.05)
         assert not done
         await server.control("resume", "ckpt-000001-00000000")
-        assert (await failing).status_code == 429
+        assert (await failing).status_code == 400
         await server.checkpoint("ckpt-000002-00000000", "r-1")
         assert (await record(tmp_path, "ckpt-000002-00000000", "r-1"))["rows"] == []
 

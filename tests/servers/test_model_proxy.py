@@ -8,7 +8,7 @@ import pytest
 from gymckpt.errors import UsageError
 from gymckpt.ports import SystemClock
 from gymckpt.roles import model_backends
-from gymckpt.roles.model_backends import Backends, BackendSettings, backend
+from gymckpt.roles.model_backends import BREAKS_ALLOWED, Backends, BackendSettings, backend
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.model import build
 from gymckpt.settings import CheckpointSettings
@@ -43,7 +43,7 @@ def test_unknown_request_keys_reach_the_backend_unchanged_and_only_the_model_is_
 
 def test_a_backend_that_refuses_connections_is_tried_again_until_it_is_there_and_counts_once(tmp_path: Path) -> None:
     async def run() -> None:
-        async with policy(tmp_path, backend_urls=["http://late"], not_sent_patience_s=20) as server:
+        async with policy(tmp_path, backend_urls=["http://late"], outage_patience_s=20) as server:
             asking = server.asking("r-1", "x")
             await server.transport.refused.wait()
             server.transport.apps["http://late"] = server.worker.app
@@ -56,11 +56,54 @@ def test_a_backend_that_refuses_connections_is_tried_again_until_it_is_there_and
 
 def test_backends_that_stay_away_end_the_call_by_name(tmp_path: Path) -> None:
     async def run() -> None:
-        async with policy(tmp_path, backend_urls=["http://gone", "http://lost"], not_sent_patience_s=0.3) as server:
+        async with policy(tmp_path, backend_urls=["http://gone", "http://lost"], outage_patience_s=0.3) as server:
             reply = await server.ask("r-1", "x")
             assert reply.status_code == 503
-            assert reply.json()["error"]["code"] == "not_sent"
+            assert reply.json()["error"]["code"] == "backend_unavailable"
             assert "http://gone" in reply.json()["error"]["detail"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("trouble", ["broken", 429, 500, 502, 503, 504])
+def test_a_call_outlives_a_backend_that_breaks_or_is_away_and_counts_once(tmp_path: Path, trouble: int | str) -> None:
+    async def run() -> None:
+        async with policy(tmp_path) as server:
+            server.worker.troubles = [trouble] * (BREAKS_ALLOWED - 1)
+            assert (await server.ask("r-1", "x")).status_code == 200
+            assert len(server.worker.seen) == BREAKS_ALLOWED
+            assert (await server.ask(None, "judge")).status_code == 200
+            assert "backends_away" not in (await server.status())["report"]["counts"]
+            committed = await server.checkpoint("ckpt-000001-00000000", "r-1")
+            assert len(committed["staging_keys"]) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("trouble", "status"), [("broken", 502), (500, 500), (504, 504)])
+def test_a_call_that_breaks_every_backend_is_not_made_for_ever(tmp_path: Path, trouble: int | str, status: int) -> None:
+    async def run() -> None:
+        async with policy(tmp_path) as server:
+            server.worker.troubles = [trouble] * 100
+            assert (await server.ask("r-1", "x")).status_code == status
+            assert len(server.worker.seen) == BREAKS_ALLOWED
+
+    asyncio.run(run())
+
+
+def test_a_busy_backend_is_left_alone_for_the_time_it_asked_for_and_others_take_its_calls(tmp_path: Path) -> None:
+    async def run() -> None:
+        busy, free = HeldWorker(), HeldWorker()
+        busy.troubles, busy.retry_after = [503] * 100, "60"
+        apps = {"http://busy": busy.app, "http://free": free.app}
+        async with policy(tmp_path, apps=apps, backend_urls=list(apps)) as server:
+            replies = await asyncio.gather(*(server.ask(f"r-{number}", "x") for number in range(8)))
+            assert [reply.status_code for reply in replies] == [200] * 8
+            seen = len(busy.seen)
+            assert seen
+            await asyncio.gather(*(server.ask(f"r-{number}", "y") for number in range(8)))
+            assert (len(busy.seen), len(free.seen)) == (seen, 16)
+            assert (await server.status())["report"]["counts"]["backends_away"] == 1
 
     asyncio.run(run())
 
@@ -119,7 +162,7 @@ def test_a_caller_that_wants_a_stream_gets_events_that_add_up_to_the_answer(tmp_
 def test_a_stream_that_cannot_be_answered_ends_with_a_failure(tmp_path: Path) -> None:
     async def run() -> None:
         async with policy(tmp_path) as server:
-            reply = await server.ask("r-1", {"input": "x", "stream": True, "fail": True})
+            reply = await server.ask("r-1", {"input": "x", "stream": True, "fail": 400})
             assert "event: response.failed" in reply.text
 
     asyncio.run(run())
