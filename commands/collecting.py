@@ -107,7 +107,13 @@ async def _collect(job: Job, told: _Told) -> Summary:
             starting = stack.enter_async_context(embedded.running(settings, job.root, told.event))
             running = await _unless_stopped(starting, wishes, job)
             servers = running.servers
-            settings = settings.model_copy(update={"control_token": running.token, "control_token_file": None})
+            settings = settings.model_copy(
+                update={
+                    "control_token": running.token,
+                    "control_token_file": None,
+                    "grace": embedded.before_servers_end(settings.grace),
+                }
+            )
         elif job.needs_servers:
             servers = tuple(Server(ServerRef(name, url.rstrip("/"))) for name, url in settings.url.items())
             if settings.gym_head is not None:

@@ -13,7 +13,7 @@ from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import UsageError
 from gymckpt.servers.deployment import EXTRAS, IMPLEMENTATIONS, Deployment, bundled_deployment, read_deployment
-from gymckpt.servers.supervisor import ServerEvent, Supervisor
+from gymckpt.servers.supervisor import STOP_TIMEOUT_S, ServerEvent, Supervisor
 
 from .tokens import fresh_token
 
@@ -47,6 +47,11 @@ def chosen(settings: CollectSettings) -> Deployment:
     if (settings.tasks or "").startswith(BUNDLED) and settings.serve_config is None and taskset in EXTRAS:
         raise UsageError(f"the server of {settings.tasks} needs a package", hint=f"pip install 'gymckpt[{taskset}]'")
     return deployment
+
+
+def before_servers_end(grace_s: float) -> float:
+    """So much of the grace is the collector's: embedded servers that hang are to be gone when it is over."""
+    return max(grace_s - STOP_TIMEOUT_S, grace_s / 2)
 
 
 def absolute(directory: Path) -> Path:

@@ -1,7 +1,10 @@
 """SIGTERM, restarts and judges: what a checkpoint never waits for, and what a stop leaves behind."""
 
+import contextlib
+import os
 import shlex
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,10 @@ import pytest
 
 from tests.process.deployments import Site
 from tests.process.history import outcomes
-from tests.process.processes import GYMCKPT, CommandLine
+from tests.process.processes import GYMCKPT, CommandLine, descendants, wait_gone
+
+SPARE_S = 4.0
+"""For a busy machine to end processes; any wait of the product's own beyond the grace is longer."""
 
 
 @pytest.fixture
@@ -47,6 +53,28 @@ def test_sigterm_takes_a_checkpoint_prints_the_command_that_resumes_and_exits_75
         if resumed is not None:
             resumed.close()
     assert GYMCKPT
+
+
+def test_servers_that_all_hang_keep_a_stopped_collector_no_longer_than_the_grace(site: Site) -> None:
+    site.prepare()
+    arguments = ("--limit", "30", "--checkpoint-every", "1s", "--concurrency", "16", "--grace", "8s")
+    command = site.collect("@workbench", *arguments)
+    servers: list[int] = []
+    try:
+        command.wait_event("checkpoint")
+        servers = descendants(command.process.pid)[1:]
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        command.process.send_signal(signal.SIGTERM)
+        assert command.finish(60) == 75, command.describe()
+        assert time.monotonic() - stopped_s < 8.0 + SPARE_S
+        wait_gone(servers, timeout_s=5.0)
+    finally:
+        for pid in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        command.close()
 
 
 def test_shell_episodes_never_delay_a_checkpoint_and_start_over_after_a_crash(site: Site) -> None:
