@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from gymckpt.collection.cohorts import Cohort, Cohorts
-from gymckpt.collection.events import FROM_INPUT, Dispatched, Event, Outcome, Voided
+from gymckpt.collection.events import FROM_INPUT, Dispatched, Outcome, Voided
 from gymckpt.collection.flights import Flight
 from gymckpt.collection.gate import Gate
 from gymckpt.collection.planfile import Planned
@@ -30,6 +30,7 @@ from gymckpt.collection.replies import (
 )
 from gymckpt.collection.rows import request_body, result_row
 from gymckpt.collection.run import Run
+from gymckpt.collection.surroundings import Surroundings
 from gymckpt.crashpoints import crash_point, declare
 from gymckpt.errors import ServerError
 from gymckpt.identity import EpisodeId
@@ -47,45 +48,9 @@ OUTAGE_PAUSE_S = 5.0
 """How long an owner gets nothing new after a rollout of its was stopped by an outage."""
 LARGE_REPLY_BYTES = 1 << 18
 """A larger reply is decoded off the event loop."""
+BEGINS_AGAIN = "its cohort begins again: a member failed after others were judged"
 SUPERSEDED_LIMIT = 20
 """So many attempts of one rollout refused as stale are not an accident: it fails."""
-
-
-class Surroundings(Protocol):
-    """What the dispatcher needs of the collector around it."""
-
-    async def record(self, event: Event) -> None:
-        """Return once the event is durable and applied."""
-        ...
-
-    async def commit(self, outcome: Outcome, *, large: bool) -> None:
-        """`record`, then the result files, then those who watch. `large`: its row is worth a thread."""
-        ...
-
-    async def replied_row(self, rollout_id: str) -> dict[str, Any] | None:
-        """The row with which a member of a cohort replied, from the journal."""
-        ...
-
-    async def retire(self, episode: EpisodeId) -> None:
-        """Return once the attempt is retired everywhere."""
-        ...
-
-    async def unreachable(self, instance: str) -> None:
-        """A connection was refused: return once the server answers again (dispatch stands still meanwhile)."""
-        ...
-
-    async def gone(self, instance: str) -> bool:
-        """After a connection broke: whether the server is gone. If so, returns once it answers again."""
-        ...
-
-    async def rebooted(self) -> bool:
-        """Before a failed reply is counted: whether a server was started again. If so, a recovery is under way."""
-        ...
-
-    async def replaced(self) -> bool:
-        """Before any reply is counted: whether a server that cannot say so itself is another process than it was. If
-        so, a recovery is under way."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +125,8 @@ class Attempts:
     async def see_through(self, planned: Planned) -> None:
         content = planned.content()
         rollout_id = self._run.rollout_id(planned.task, planned.repeat)
-        cohort = self.cohorts.of(rollout_id)
-        if cohort is None or not await self._closed_cohort(cohort, rollout_id):
-            while await self._attempt(planned, content):
-                pass
+        while not await self._closed_cohort(rollout_id) and await self._attempt(planned, content):
+            pass
         self.cohorts.done(rollout_id)
 
     async def _attempt(self, planned: Planned, content: Mapping[str, Any]) -> bool:
@@ -198,6 +161,7 @@ class Attempts:
         self.flights[flight.episode] = flight
         if (cohort := self.cohorts.of(rollout_id)) is not None:
             cohort.run_again(rollout_id)
+            flight.round = cohort.round
         return flight
 
     async def _exchange(self, flight: Flight) -> Verdict:
@@ -205,6 +169,8 @@ class Attempts:
         body = request_body(flight.row, flight.episode, flight.task, flight.repeat)
         while True:
             await self._wait_turn(flight.owner)
+            if flight.abandoned is not None:
+                return Superseded(flight.abandoned)
             flight.sent = True
             verdict = await self._send(flight, body)
             if not isinstance(verdict, NotStarted):
@@ -259,8 +225,7 @@ class Attempts:
                 if await self._around.replaced():
                     await self._wait_to_be_halted()
                 self._outage_since_s = None
-                await self._succeeded(flight, self._success(flight, verdict))
-                return False
+                return await self._succeeded(flight, self._success(flight, verdict))
             case Failed(kind):
                 if await self._around.rebooted():
                     await self._wait_to_be_halted()
@@ -281,16 +246,20 @@ class Attempts:
         opening = self._run.opening(flight.episode.rollout_id)
         return Outcome(flight.episode, "succeeded", reward=verdict.reward, opening=opening, row=row)
 
-    async def _succeeded(self, flight: Flight, outcome: Outcome) -> None:
-        cohort = self.cohorts.of(flight.episode.rollout_id)
-        if cohort is None:
-            await self._commit(flight, outcome)
-            return
-        await self._commit(flight, replace(outcome, final=False))
-        flight.replied = True
-        cohort.reply(flight.episode.rollout_id)
-        await cohort.settled.wait()
-        await self._commit(flight, self._with_its_cohort(flight, outcome, cohort))
+    async def _succeeded(self, flight: Flight, outcome: Outcome) -> bool:
+        rollout_id = flight.episode.rollout_id
+        cohort = self.cohorts.of(rollout_id)
+        if cohort is not None:
+            await self._commit(flight, replace(outcome, final=False))
+            if cohort.round == flight.round:
+                flight.replied = True
+                cohort.reply(rollout_id)
+                await cohort.settled.wait()
+            if cohort.round != flight.round and not cohort.failed:
+                return await self._supersede(flight, BEGINS_AGAIN)
+            outcome = self._with_its_cohort(flight, outcome, cohort)
+        await self._commit(flight, outcome)
+        return False
 
     def _with_its_cohort(self, flight: Flight, outcome: Outcome, cohort: Cohort) -> Outcome:
         if not cohort.failed:
@@ -299,9 +268,10 @@ class Attempts:
         row = _failure_row(flight, verdict, final=True)
         return Outcome(flight.episode, "failed", kind="cohort", stage="verification", opening=outcome.opening, row=row)
 
-    async def _closed_cohort(self, cohort: Cohort, rollout_id: str) -> bool:
-        """Write the outcome of a member whose cohort had closed, or failed, before a crash; False if it has to run."""
-        if not cohort.closing and not cohort.failed:
+    async def _closed_cohort(self, rollout_id: str) -> bool:
+        """Write the outcome of a member whose cohort has closed or failed meanwhile; False if it has to run."""
+        cohort = self.cohorts.of(rollout_id)
+        if cohort is None or not (cohort.closing or cohort.failed):
             return False
         attempt = self._run.replied(rollout_id) if cohort.closing else max(0, self._run.last_attempt(rollout_id))
         outcome = Outcome(
@@ -333,16 +303,27 @@ class Attempts:
             if cohort is not None and not cohort.failed:
                 self._fail_cohort(cohort)
             return False
+        self._begin_cohort_again(flight)
         await self._around.retire(flight.episode)
         return True
 
     def _fail_cohort(self, cohort: Cohort) -> None:
         """A cohort counts as a whole: with one member lost, the others would wait for it for ever."""
         cohort.fail()
+        self._cut_cohort_short(cohort, "another member of its cohort failed")
+
+    def _begin_cohort_again(self, flight: Flight) -> None:
+        """The member of this flight goes out anew: if its cohort has been compared already, all of them have to."""
+        cohort = self.cohorts.of(flight.episode.rollout_id)
+        if cohort is not None and cohort.round == flight.round and cohort.replied:
+            cohort.begin_again()
+            self._cut_cohort_short(cohort, BEGINS_AGAIN)
+
+    def _cut_cohort_short(self, cohort: Cohort, reason: str) -> None:
         members = self.cohorts.members(cohort)
         for flight in list(self.flights.values()):
             if flight.episode.rollout_id in members and not flight.replied:
-                flight.cut_short("another member of its cohort failed")
+                flight.cut_short(reason)
 
     async def _interrupted(self, flight: Flight, verdict: Failed) -> bool:
         """An outage that the servers did not wait out is no failure of the rollout. One that lasts ends the run."""
@@ -361,6 +342,7 @@ class Attempts:
         cohort = self.cohorts.of(rollout_id)
         if self._superseded[rollout_id] > SUPERSEDED_LIMIT or (cohort is not None and cohort.failed):
             return await self._failed(flight, Failed("stale_attempt", reason, terminal=True))
+        self._begin_cohort_again(flight)
         await self._around.record(Voided((flight.episode,), reason))
         await self._around.retire(flight.episode)
         return True

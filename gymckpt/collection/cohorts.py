@@ -1,7 +1,9 @@
 """Rollouts that count together: their verification waits for all of them, so none counts before each has replied.
 
 A member's reply is durable at once, and the outcomes follow when the last one has replied. A crash between two of those
-outcomes is made good from the replies in the journal; before the first one, all members run again.
+outcomes is made good from the replies in the journal; before the first one, all members run again. So they do when a
+member fails after another has replied: that one's verdict is of a comparison that is over, and nobody would come to the
+next one.
 """
 
 import asyncio
@@ -19,16 +21,26 @@ class Cohort:
     replied: set[str] = field(default_factory=set)
     """Rollout ids whose reply is durable."""
     closing: bool = False
-    """Every reply is in the journal from before: only outcomes are left to write."""
+    """Every reply is in the journal: only outcomes are left to write."""
     failed: bool = False
     """A member failed for good: so do the others."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    round: int = 0
+    """How often all members began again; whoever waited for `settled` looks at it."""
 
     def reply(self, rollout_id: str) -> None:
         """A member's reply is durable."""
         self.replied.add(rollout_id)
         if len(self.replied) == self.members:
+            self.closing = True
             self.settled.set()
+
+    def begin_again(self) -> None:
+        """What has replied does not count, and what is under way belongs to a comparison that is over."""
+        self.round += 1
+        self.replied.clear()
+        waiting, self.settled = self.settled, asyncio.Event()
+        waiting.set()
 
     def fail(self) -> None:
         """A member failed for good."""

@@ -5,13 +5,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 
-from gymckpt.collection.attempts import Attempts, Limits, Surroundings
+from gymckpt.collection.attempts import Attempts, Limits
 from gymckpt.collection.feed import Batch
 from gymckpt.collection.flights import Flight
 from gymckpt.collection.gate import Gate
 from gymckpt.collection.planfile import Planned
 from gymckpt.collection.recovery import Start
 from gymckpt.collection.run import Run
+from gymckpt.collection.surroundings import Surroundings
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Clock, Deadline, Offload, ServerRef, Transport
 

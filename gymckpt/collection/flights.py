@@ -24,6 +24,8 @@ class Flight:
     begun_s: float
     closed_s: float
     """How long the servers had been closed in all when it began."""
+    round: int = 0
+    """Of its cohort."""
     sent: bool = False
     large: bool = False
     """Its reply is too large to be handled on the event loop."""
@@ -47,10 +49,14 @@ class Flight:
         return not self.sent and not self.source.is_input
 
     def cut_short(self, reason: str | None) -> None:
-        """Stop waiting for the reply: `reason` if it is given up, None if its time is over."""
-        if self.limit is not None and not self.committing:
+        """Stop waiting for the reply, or do not send it: `reason` if it is given up, None if its time is over."""
+        if self.committing:
+            return
+        if self.limit is not None:
             self.abandoned = reason
             self.limit.reschedule(asyncio.get_running_loop().time())
+        elif not self.sent:
+            self.abandoned = reason
 
     def wait(self) -> "asyncio.Future[bool]":
         """A future that says whether a reply came whose outcome is durable."""

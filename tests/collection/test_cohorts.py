@@ -77,6 +77,43 @@ def test_a_member_that_fails_for_good_takes_its_cohort_with_it_and_no_other(tmp_
     assert final == {0: "cohort", 2: "http_500", 4: "cohort"}
 
 
+def test_all_of_a_cohort_begin_again_when_a_member_fails_after_others_were_judged(tmp_path: Path) -> None:
+    comparison = Comparison(3)
+
+    async def late(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        judged = await comparison(body)
+        if body["task"]["task_id"]["task_id"] != "2" or body["episode_id"]["attempt"] > 0:
+            return judged
+        await asyncio.sleep(0.2)  # until its siblings' replies are durable
+        return 500, "broken off", {}
+
+    collected, environment = plain(tmp_path / "run", late)
+    assert collected.collect(ROWS, cohort="group", max_attempts=2).counts == Counts(6, 6, 0, 0, 0)
+    tried = sorted((body["task"]["task_id"]["task_id"], body["episode_id"]["attempt"]) for body in environment.bodies)
+    assert tried == [("0", 0), ("0", 1), ("1", 0), ("2", 0), ("2", 1), ("3", 0), ("4", 0), ("4", 1), ("5", 0)]
+    assert [row["failure_kind"] for row in collected.lines("failures.jsonl")] == ["http_500"]
+    assert {row["_ng_task_index"]: row["_ng_attempt_index"] for row in collected.lines("rollouts.jsonl")} == {
+        0: 1, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0
+    }  # fmt: skip
+
+
+def test_a_member_that_has_not_gone_out_when_its_cohort_fails_never_does(tmp_path: Path) -> None:
+    comparison = Comparison(3)
+
+    async def busy_or_broken(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        match body["task"]["task_id"]["task_id"]:
+            case "0":
+                return 429, {}, {"retry-after": "1"}
+            case "2":
+                await asyncio.sleep(0.05)  # until the other one waits for its turn
+                return 422, "unreadable", {}
+        return await comparison(body)
+
+    collected, environment = plain(tmp_path / "run", busy_or_broken)
+    assert collected.collect(ROWS, cohort="group", max_attempts=2).counts == Counts(6, 3, 3, 0, 0)
+    assert [body["task"]["task_id"]["task_id"] for body in environment.bodies].count("0") == 1
+
+
 def test_a_crash_between_two_outcomes_of_a_cohort_is_made_good_without_asking_anybody(tmp_path: Path) -> None:
     collected, _, bodies = compared(tmp_path, 3)
     # Three replies of the first cohort pass, then its first outcome; the second one is not written.
