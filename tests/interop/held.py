@@ -1,4 +1,7 @@
-"""Server classes of NeMo Gym whose `verify` waits while the file named by `HOLD` is there: `held:mcqa`."""
+"""Server classes of NeMo Gym whose `verify` waits while the file named by `HOLD` is there: `held:mcqa`.
+
+Each counts as the class that it was made of: what is declared for that one, source and digest, is declared for it.
+"""
 
 import asyncio
 import functools
@@ -23,5 +26,6 @@ def _holding(server_class: Any) -> Any:
             await asyncio.sleep(0.05)
         return await server_class.verify(*arguments, **named)
 
-    # The name stays: cookies are named for it.
-    return type(server_class)(server_class.__name__, (server_class,), {"verify": verify, "__module__": __name__})
+    # The name stays: cookies are named for it, and what is declared for a class is found by it.
+    named = {"__module__": server_class.__module__, "__qualname__": server_class.__qualname__}
+    return type(server_class)(server_class.__name__, (server_class,), {"verify": verify, **named})

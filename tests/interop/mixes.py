@@ -67,6 +67,13 @@ def their_counters(*, participates: bool = True) -> Server:
     return gym_server("counters", "resources", COUNTERS, participates=participates)
 
 
+def their_uncaptured_counters() -> Server:
+    """A participant that captures none of its sessions, as every class is that nothing is declared for."""
+    server = their_counters()
+    server["options"]["adapter"] = "gymckpt.integrations.nemo_gym.adapters:Adapter"
+    return server
+
+
 def their_agent(resources: str = "counters", *, participates: bool = True) -> Server:
     return gym_server(
         "agent",
@@ -89,6 +96,13 @@ def their_environment(resources: str = "counters", *, participates: bool = True)
         resources_tool_transports=["direct_http"],
         cleanup_timeout_seconds=10,
     )
+
+
+def their_relay() -> Server:
+    """The environment server of Gym that hands flat rows on to its agent, as it is."""
+    agent = {"type": "responses_api_agents", "name": "agent"}
+    server = "environment_servers/legacy_agent"
+    return gym_server("environment", "environment", server, participates=False, agent_server=agent)
 
 
 class MixedSite(Site):

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 MEMBERS, PROMPTS = 4, 2
 VERDICT = '{"score_1": 5, "score_2": 2, "ranking": 1}'
-COHORTS = ("--cohort", "prompt", "--repeats", str(MEMBERS), "--concurrency", "16")
+COHORTS = ("--cohort", "prompt", "--repeats", str(MEMBERS))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def tasks(host: Host) -> str:
 def undisturbed(host: Host, tasks: str) -> list[tuple[int, float]]:
     """(task, reward) of every member."""
     directory = host.site.root / "undisturbed"
-    command = host.collect(tasks, directory, *COHORTS, "--checkpoint-every", "off")
+    command = host.collect(tasks, directory, *COHORTS, "--concurrency", "16", "--checkpoint-every", "off")
     try:
         assert command.finish() == 0, command.describe()
     finally:
@@ -75,7 +75,7 @@ def test_a_cohort_killed_while_it_is_compared_is_compared_again_as_a_whole(
         return steps.count("verify") == MEMBERS * PROMPTS
 
     host.hold.touch()
-    command = host.collect(tasks, directory, *COHORTS, "--checkpoint-every", "1s")
+    command = host.collect(tasks, directory, *COHORTS, "--concurrency", "16", "--checkpoint-every", "1s")
     try:
         assert command.wait_checkpoint(verifying), command.describe()
         command.kill_everything()
@@ -88,15 +88,17 @@ def test_a_cohort_killed_while_it_is_compared_is_compared_again_as_a_whole(
     assert rewards(directory) == undisturbed
 
 
+@pytest.mark.parametrize("passage", [1, MEMBERS - 1, 2 * MEMBERS - 1])
 def test_a_crash_between_a_cohorts_result_and_its_recording_leaves_no_half(
-    host: Host, tasks: str, undisturbed: list[tuple[int, float]]
+    host: Host, tasks: str, undisturbed: list[tuple[int, float]], passage: int
 ) -> None:
-    directory = host.site.root / "crashed"
+    """Before the first reply is durable, between two replies, between two outcomes of the first cohort."""
+    directory = host.site.root / f"crashed-{passage}"
     command = host.collect(
         tasks,
         directory,
-        *(*COHORTS, "--checkpoint-every", "1s"),
-        GYMCKPT_CRASH_AT=f"collector.outcome.before_journal:kill:{MEMBERS - 1}",
+        *(*COHORTS, "--concurrency", str(MEMBERS), "--checkpoint-every", "1s"),
+        GYMCKPT_CRASH_AT=f"collector.outcome.before_journal:kill:{passage}",
     )
     try:
         assert command.finish() == -9, command.describe()

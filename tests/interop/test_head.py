@@ -17,10 +17,10 @@ from tests.interop.mixes import (
     Server,
     counter_rows,
     flat,
-    gym_server,
     their_agent,
     their_counters,
     their_model,
+    their_relay,
     worker,
 )
 from tests.interop.test_mixes import ROLLOUTS, assert_each_once
@@ -109,9 +109,8 @@ def test_a_process_that_was_replaced_under_an_episode_makes_it_void(tmp_path: Pa
             "configuration": str(tmp_path / "configuration.yaml"),
         },
     }
-    relay = "environment_servers/legacy_agent"
     site = MixedSite(tmp_path).deploy(
-        gym_server("environment", "environment", relay, participates=False, agent_server=AGENT),
+        their_relay(),
         their_agent(participates=False),
         their_model(participates=False),
         their_counters(participates=False),

@@ -1,5 +1,6 @@
 """Every row of the table of mixes in docs/nemo-gym.md, each with everything killed in the middle."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.interop.mixes import (
     their_counters,
     their_environment,
     their_model,
+    their_relay,
+    their_uncaptured_counters,
     typed,
     worker,
 )
@@ -61,6 +64,10 @@ def test_episodes_go_on_after_everything_was_killed(tmp_path: Path, mix: str) ->
 STARTS_OVER: dict[str, tuple[list[Server], bool]] = {
     "their agent": ([our_environment(counters="counters"), their_agent(), our_model(), their_counters(), PACED], False),
     "their environment server": ([their_environment(), our_agent(), their_model(), their_counters(), PACED], False),
+    "their resources, restart_only": (
+        [our_environment(counters="counters"), our_agent(), our_model(), their_uncaptured_counters(), PACED],
+        False,
+    ),
     "their resources without the control plane": (
         [our_agent(resources_server="counters"), our_model(), their_counters(participates=False), PACED],
         True,
@@ -84,9 +91,13 @@ def test_episodes_that_some_server_cannot_capture_start_over_and_count_once(tmp_
 
 def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_others_start_over(tmp_path: Path) -> None:
     site = MixedSite(tmp_path).deploy(
-        their_agent(participates=False), their_model(participates=False), their_counters(participates=False), PACED
+        their_relay(),
+        their_agent(participates=False),
+        their_model(participates=False),
+        their_counters(participates=False),
+        PACED,
     )
-    command = site.collect(site.task_file(flat(counter_rows(ROLLOUTS))), *COLLECT)
+    command = site.collect(site.task_file(flat(counter_rows(ROLLOUTS), "environment")), *COLLECT)
     try:
         command.wait_until(lambda: sum(event["event"] == "outcome" for event in command.events) >= 2)
         command.kill_everything()
@@ -95,6 +106,9 @@ def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_othe
     assert not site.inspect()["checkpoints"]
     assert restored(site)["episodes"] == 0
     assert_each_once(site)
+    [told] = json.loads((site.run_directory / "aggregate_metrics.json").read_text())
+    assert (told["_ng_environment_server"], told["agent_metrics"]["mean/reward"]) == ("environment", 1.0)
+    assert len(told["group_level_metrics"]) == ROLLOUTS
 
 
 def killed_in_the_middle(site: MixedSite, tasks: str, counted: str) -> None:

@@ -10,7 +10,6 @@ import yaml
 
 from tests.interop.mixes import GYM, Server, example_rows, worker
 
-STATELESS_REPLAY = "gymckpt.integrations.nemo_gym.adapters:StatelessReplay"
 ROWS_EACH = 2
 
 
@@ -21,8 +20,6 @@ class Verifier:
     name: str
     config: str
     verdict: str | None = None
-    needs: str | None = None
-    """A module without which it cannot be loaded."""
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -35,7 +32,6 @@ class Verifier:
         options = {
             "server": f"resources_servers/{self.name}",
             "server_class": f"tests.interop.held:{self.name}",
-            "adapter": STATELESS_REPLAY,
             "config": config,
         }
         server = {"instance": self.name, "kind": "resources", "implementation": GYM, "options": options}
@@ -116,13 +112,13 @@ RUN_OFFLINE = (
     Verifier(
         "jailbreak_detection", "jailbreak_detection_nemotron_combined_reward_tp8", verdict="Response Safety: safe"
     ),
-    Verifier("math_with_judge", "math_with_judge", needs="math_verify"),
+    Verifier("math_with_judge", "math_with_judge"),
     Verifier("mcqa", "mcqa"),
     Verifier("multichallenge", "multichallenge", verdict="[[YES]]"),
     Verifier("nvarc", "transductive"),
-    Verifier("reasoning_gym", "reasoning_gym", needs="reasoning_gym"),
+    Verifier("reasoning_gym", "reasoning_gym"),
     Verifier("string_match", "string_match"),
-    Verifier("structured_outputs", "structured_outputs_json", needs="openapi_schema_validator"),
+    Verifier("structured_outputs", "structured_outputs_json"),
     Verifier("terminus_judge", "terminus_judge_string_only"),
 )
 """Those whose verdict on a single answer can be had without a network."""
