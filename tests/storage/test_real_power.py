@@ -11,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,10 +19,21 @@ import pytest
 
 import tests.storage.workload as workload
 from gymckpt.crashpoints import CRASH_POINTS, ENVIRONMENT_VARIABLE
+from gymckpt.storage import checkpoints, durable, journal, segments, writer
+from gymckpt.storage.checkpoints import CheckpointDirectory, Collection
+from tests.storage.building import RUN_ID, checkpoint_id, record
 
 SHUTDOWN = 0x8004587D
 WITHOUT_LOG_FLUSH = 2
-POINTS = sorted(name for name in CRASH_POINTS if name.split(".")[0] in ("commit", "publish", "journal"))
+POINTS = sorted(
+    {
+        name
+        for module in (writer, segments, checkpoints, journal)
+        for name in vars(module).values()
+        if isinstance(name, str) and name in CRASH_POINTS
+    }
+)
+"""Those of storage alone: other modules declare theirs as soon as any test imports them."""
 UNUSED = {"commit.merged.before_link", "commit.prefixes.before_link"}
 """Not on the way of so small a run."""
 
@@ -75,6 +86,11 @@ def make_image(kind: str, tmp_path: Path) -> Path:
     return image
 
 
+def mount_options(kind: str) -> tuple[str, str]:
+    """So that nothing becomes durable by itself while a test runs."""
+    return "-o", "loop,commit=300" if kind == "ext4" else "loop"
+
+
 def cut_power(place: Path) -> None:
     fd = os.open(place, os.O_RDONLY)
     try:
@@ -93,13 +109,79 @@ def test_a_real_power_cut_at_a_crash_point_loses_nothing_that_was_reported(
     point: str, kind: str, passage: int, tmp_path: Path
 ) -> None:
     image = make_image(kind, tmp_path)
-    options = ["-o", "loop,commit=300"] if kind == "ext4" else ["-o", "loop"]
-    with mounted(image, tmp_path / "disk", *options) as place:
+    with mounted(image, tmp_path / "disk", *mount_options(kind)) as place:
         code, said = run_workload(place / "run", f"{point}:kill:{passage}")
         assert code == (0 if point in {*UNUSED, "nowhere"} else -9)
         cut_power(place)
     with mounted(image, tmp_path / "disk", "-o", "loop") as place:
         asyncio.run(workload.check(place / "run", said))
+
+
+def make_tree(path: Path) -> None:
+    durable.make_directories(workload.FS, path / "tree")
+    for name in ("first", "second"):
+        durable.write_new(workload.FS, path / "tree" / name, name.encode())
+
+
+async def commit(path: Path) -> None:
+    part = CheckpointDirectory(workload.FS, workload.OFFLOAD, path / "checkpoints")
+    place = Path(await part.begin(checkpoint_id(1))) / "gym" / "agent" / "a"
+    writing = writer.ParticipantWriter(
+        workload.FS, workload.OFFLOAD, place, checkpoint_id=checkpoint_id(1), kind="agent", instance="a"
+    )
+    await writing.add(record("r", [1, 2]))
+    await writing.finish()
+
+
+async def publish(path: Path) -> None:
+    await commit(path)
+    made = CheckpointDirectory(workload.FS, workload.OFFLOAD, path / "checkpoints")
+    await made.publish(checkpoint_id(1), Collection(checkpoint_id(1), RUN_ID, 1, 1, 1.0))
+
+
+STEPS: dict[str, tuple[Callable[[Path], object], Callable[[Path], bool]]] = {
+    "write_new": (
+        lambda path: durable.write_new(workload.FS, path / "file", b"new"),
+        lambda path: (path / "file").read_bytes() == b"new",
+    ),
+    "replace_file": (
+        lambda path: durable.replace_file(workload.FS, path / "tree" / "first", b"new"),
+        lambda path: (path / "tree" / "first").read_bytes() == b"new",
+    ),
+    "make_directories": (
+        lambda path: durable.make_directories(workload.FS, path / "a" / "b" / "c"),
+        lambda path: (path / "a" / "b" / "c").is_dir(),
+    ),
+    "remove_tree": (
+        lambda path: durable.remove_tree(workload.FS, path / "tree", "first"),
+        lambda path: not (path / "tree").exists(),
+    ),
+    "commit": (
+        lambda path: asyncio.run(commit(path)),
+        lambda path: (path / "checkpoints" / checkpoint_id(1) / "gym" / "agent" / "a" / "manifest.json").is_file(),
+    ),
+    "publish": (
+        lambda path: asyncio.run(publish(path)),
+        lambda path: (path / "LATEST").read_text() == f"{checkpoint_id(1)}\n",
+    ),
+}
+"""What is done, and how one sees afterwards that it was. Nothing that a later step writes may make an earlier one
+durable: the journal of a file system takes whatever was changed before along with any fsync."""
+
+
+@pytest.mark.power
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("step", STEPS)
+def test_each_durable_step_alone_survives_a_power_cut_right_after_it(step: str, kind: str, tmp_path: Path) -> None:
+    image = make_image(kind, tmp_path)
+    do, was_done = STEPS[step]
+    with mounted(image, tmp_path / "disk", *mount_options(kind)) as place:
+        make_tree(place)
+        command("sync", "--file-system", place)
+        do(place)
+        cut_power(place)
+    with mounted(image, tmp_path / "disk", "-o", "loop") as place:
+        assert was_done(place)
 
 
 @pytest.mark.power
