@@ -6,7 +6,7 @@ Simulated: `tests/simulation`.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -163,6 +163,10 @@ class FileSystem(Protocol):
 
     def read(self, path: PurePath, offset: int = 0, length: int = -1) -> bytes:
         """Up to `length` bytes from `offset` (to the end for -1) of a regular file."""
+        ...
+
+    def read_parts(self, path: PurePath, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As `read` does, for several (offset, length) of one file."""
         ...
 
     def stat(self, path: PurePath) -> Entry:

@@ -265,7 +265,9 @@ class Ledger:
             return
         row: Row = value["row"]
         call = _hash(str(row["call_id"]))
-        places = self._rows.setdefault(episode.rollout_id, {}).setdefault(episode.attempt, _Places())
+        attempts = self._rows.setdefault(episode.rollout_id, {})
+        if (places := attempts.get(episode.attempt)) is None:
+            places = attempts[episode.attempt] = _Places()
         log.kept(place.length)
         if (position := places.find(call)) is not None:
             log.freed(places[position].length)

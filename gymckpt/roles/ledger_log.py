@@ -153,14 +153,23 @@ class LedgerLog:
 
     async def read(self, places: Sequence[Place]) -> list[Any]:
         """The values at `places`; raises `DamagedState`, and `FileNotFoundError` if a file was reclaimed meanwhile."""
-        return await self._offload.run(lambda: [self._read(place) for place in places])
+        return await self._offload.run(lambda: self._read(places))
 
-    def _read(self, place: Place) -> Any:
-        path = self._path(place.file)
-        try:
-            return decode(self._fs.read(path, place.offset, place.length).removesuffix(b"\n"))
-        except ValueError as error:
-            raise DamagedState(f"{path} at byte {place.offset}: {error}") from error
+    def _read(self, places: Sequence[Place]) -> list[Any]:
+        # Rows of a rollout stand in a few files, several in each: one open for all of a file's.
+        by_file: dict[int, list[Place]] = {}
+        for place in places:
+            by_file.setdefault(place.file, []).append(place)
+        found: dict[Place, Any] = {}
+        for number, standing in by_file.items():
+            path = self._path(number)
+            lines = self._fs.read_parts(path, [(place.offset, place.length) for place in standing])
+            for place, line in zip(standing, lines, strict=True):
+                try:
+                    found[place] = decode(line.removesuffix(b"\n"))
+                except ValueError as error:
+                    raise DamagedState(f"{path} at byte {place.offset}: {error}") from error
+        return [found[place] for place in places]
 
     async def aclose(self) -> None:
         """Wait for what was submitted, then let go of the directory."""
@@ -239,6 +248,7 @@ class LedgerLog:
             # Rows are safe, the space of dead ones is not coming back: better than refusing calls.
             self._reclaims = False
             logger.error("%s: space is reclaimed no longer: %s", self._directory, error)
+            await self._abandon([], StorageFailed(f"{self._directory}: {error}"))
 
     async def _append(self, lines: list[bytes]) -> list[Place]:
         number = self._current

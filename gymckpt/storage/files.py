@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from gymckpt.ports import Entry, Lock, WriteHandle
@@ -115,6 +116,13 @@ class LocalFileSystem:
         try:
             wanted = os.fstat(fd).st_size - offset
             return _read_at(fd, offset, max(0, wanted if length < 0 else min(wanted, length)))
+        finally:
+            os.close(fd)
+
+    def read_parts(self, path: PurePath, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        fd = _open_regular(path, os.O_RDONLY)
+        try:
+            return [_read_at(fd, offset, length) for offset, length in parts]
         finally:
             os.close(fd)
 

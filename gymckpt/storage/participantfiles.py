@@ -15,6 +15,7 @@ from gymckpt.storage.index import IndexLine, find_line, read_header, read_lines
 from gymckpt.storage.manifest import MANIFEST, FileFact, Manifest, Segment, read_manifest, spans
 from gymckpt.storage.parts import ENVELOPE_BYTES, Chain, assemble
 from gymckpt.storage.plainform import PlainForm, is_plain
+from gymckpt.storage.prefixes import PrefixFile
 from gymckpt.storage.problems import Problem
 from gymckpt.storage.records import StoredRecord
 from gymckpt.storage.segments import FrameSource
@@ -58,6 +59,12 @@ class ParticipantFiles:
         if self._manifest is None:
             raise DamagedState(f"{self._directory / MANIFEST}: not a manifest of ours, or not open")
         return self._manifest
+
+    def prefixes(self) -> PrefixFile | None:
+        """The prefixes of generations that were cut, if there are any; Gym's form has none."""
+        if self._manifest is None or not self._manifest.others:
+            return None
+        return PrefixFile(self._fs, self._directory, self._manifest, self._max_record_bytes)
 
     def index(self) -> Iterator[IndexLine]:
         """Every episode, without its payload."""

@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 
-from gymckpt.errors import DamagedState
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage.base import Base
 from gymckpt.storage.index import IndexLine
 from gymckpt.storage.participantfiles import ParticipantFiles, in_scope
-from gymckpt.storage.prefixes import PrefixFile
 from gymckpt.storage.problems import Problem
 from gymckpt.storage.records import StoredRecord
 from gymckpt.storage.segments import FrameSource
@@ -73,7 +71,7 @@ class ParticipantReader:
         await self._offload.run(self._files.check_files)
         chosen = await self._offload.run(lambda: in_scope(self._files.index(), scope))
         source = self._files.source()
-        prefixes = await self._offload.run(self._prefixes)
+        prefixes = await self._offload.run(self._files.prefixes)
         for batch in _batches(chosen):
             for record in await self._offload.run(partial(self._read_all, source, batch)):
                 if prefixes is not None and (prefix := await self._offload.run(partial(prefixes.read, record.episode))):
@@ -96,13 +94,6 @@ class ParticipantReader:
     async def verify(self, *, quick: bool = False) -> list[Problem]:
         """All that is wrong, by file, frame and episode; `quick` looks at structure only. Opens by itself."""
         return await self._offload.run(lambda: self._files.verify(quick=quick))
-
-    def _prefixes(self) -> PrefixFile | None:
-        try:
-            manifest = self._files.manifest
-        except DamagedState:  # Gym's own form has none
-            return None
-        return PrefixFile(self._fs, self._directory, manifest, self._max_record_bytes) if manifest.others else None
 
     def _read_all(self, source: FrameSource, lines: list[IndexLine]) -> list[StoredRecord]:
         return [self._files.read(source, line) for line in lines]

@@ -54,7 +54,7 @@ async def salvage(
     for kind, instance, files in sources:
         part = path / "gym" / kind / instance
         writer = ParticipantWriter(fs, offload, part, checkpoint_id=checkpoint_id, kind=kind, instance=instance)
-        await _copy(offload, files, writer, unreadable)
+        lost += await _copy(offload, files, writer, unreadable)
     collection = replace(
         damaged.collection,
         checkpoint_id=checkpoint_id,
@@ -82,12 +82,23 @@ def _unreadable(files: ParticipantFiles) -> list[Problem]:
     return problems
 
 
-async def _copy(offload: Offload, files: ParticipantFiles, writer: ParticipantWriter, without: set[EpisodeId]) -> None:
+async def _copy(
+    offload: Offload, files: ParticipantFiles, writer: ParticipantWriter, without: set[EpisodeId]
+) -> list[Problem]:
+    """Prefixes that cannot be read cost no episode: their calls are generated whole."""
+    lost: list[Problem] = []
     source = files.source()
+    prefixes = None
+    try:
+        prefixes = await offload.run(files.prefixes)
+    except DamagedState as error:
+        lost.append(Problem.of(error))
     for line in files.index():
-        if line.episode not in without:
-            stored = await offload.run(partial(files.read, source, line))
-            await writer.add(
-                ExportedRecord(stored.episode, stored.record, stored.boundary, stored.turns, stored.needs, None, {})
-            )
+        if line.episode in without:
+            continue
+        stored = await offload.run(partial(files.read, source, line))
+        prefix = None if prefixes is None else await offload.run(partial(prefixes.read, line.episode))
+        kept = ExportedRecord(stored.episode, stored.record, stored.boundary, stored.turns, stored.needs)
+        await writer.add(replace(kept, prefix=prefix))
     await writer.finish()
+    return lost

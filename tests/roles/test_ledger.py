@@ -216,3 +216,40 @@ def test_a_row_that_could_not_be_made_durable_is_refused_and_the_next_one_is_kep
     finally:
         crashpoints.arm(None)
     using(tmp_path, again, stripes=1)
+
+
+@pytest.mark.parametrize("action", ["enospc", "eio", "error"])
+def test_rows_after_a_reclaim_that_could_not_write_are_kept_where_they_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setattr(ledger_log, "FILE_BYTES", 2_000)
+    monkeypatch.setattr(ledger_log, "SLACK_BYTES", 100)
+    lasting = EpisodeId("lasting")
+    fired: list[bool] = []
+
+    async def work(ledger: Ledger) -> None:
+        await append(ledger, lasting, range(3))
+        for n in range(8):
+            await append(ledger, EpisodeId(f"r-{n}"), range(10))
+        for n in range(8):
+            # The first passage is the retire itself; the second, if it comes, what a reclaim after it writes.
+            crashpoints.arm(f"{ledger_log.BEFORE_FSYNC}:{action}:2")
+            await ledger.retire(EpisodeId(f"r-{n}"))
+            await ledger._logs[0]._flusher  # type: ignore[misc]
+            assert crashpoints._armed is not None
+            fired.append(crashpoints._armed.passages_left == 0)
+            crashpoints.arm(None)
+        await append(ledger, lasting, range(3, 6))
+        await append(ledger, EpisodeId("other"), range(1))
+        await ledger.rows(EpisodeId("other"))
+        assert [found["index"] for found in await ledger.rows(lasting)] == list(range(6))
+
+    async def again(ledger: Ledger) -> None:
+        assert [found["index"] for found in await ledger.rows(lasting)] == list(range(6))
+
+    try:
+        using(tmp_path, work, stripes=1, cache_bytes=0)
+    finally:
+        crashpoints.arm(None)
+    using(tmp_path, again, stripes=1)
+    assert any(fired)

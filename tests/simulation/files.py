@@ -7,7 +7,7 @@ not durable may be kept, dropped, torn, or left as zeros, one effect independent
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -218,6 +218,11 @@ class MemoryFileSystem:
         self._begin("read", path)
         data = self._file(path).data
         return bytes(data[offset:] if length < 0 else data[offset : offset + length])
+
+    def read_parts(self, path: PurePath, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        self._begin("read", path)
+        data = self._file(path).data
+        return [bytes(data[offset : offset + length]) for offset, length in parts]
 
     def stat(self, path: PurePath) -> Entry:
         parent, name = self._begin("stat", path)

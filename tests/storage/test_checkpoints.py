@@ -1,6 +1,7 @@
 """Publishing is all or nothing; what is newest, what is kept, and what is never touched."""
 
 import random
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -11,6 +12,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, Restarted
 from gymckpt.storage.journalfiles import Position
 from gymckpt.storage.published import CHECKPOINT, LATEST
+from gymckpt.storage.reader import ParticipantReader
 from gymckpt.storage.salvage import salvage
 from tests.simulation.files import MemoryFileSystem
 from tests.storage.building import (
@@ -266,6 +268,27 @@ def test_salvage_makes_a_smaller_checkpoint_of_what_can_still_be_read() -> None:
     assert run(load(fs, 2)) == {r.episode: r.record for r in records if r.episode.rollout_id != "o-1"}
     found, _ = run(directory(fs).newest_valid(RUN_ID))
     assert found == made.checkpoint
+
+
+@pytest.mark.parametrize("damaged", ["segment", "prefixes"])
+def test_salvage_keeps_the_prefixes_it_can_read_and_never_an_episode_less_for_those_it_cannot(damaged: str) -> None:
+    fs, rng = memory(), random.Random(1)
+    prefixes = {n: {"token_ids": [n], "log_probs": [-0.5]} for n in range(3)}
+    records = [replace(opaque(f"o-{n}", rng.randbytes(300_000).hex()), prefix=prefixes.get(n)) for n in range(4)]
+    published, _ = run(publish(fs, 1, records))
+    damage(fs, 1, damaged, at=0.4)
+    made = run(salvage(fs, INLINE, directory(fs), published, checkpoint_id(2), sequence=2, epoch=1, created_at=5.0))
+
+    async def read() -> dict[str, Any]:
+        reader = ParticipantReader(fs, INLINE, part(2), kind="agent", instance="a")
+        await reader.open()
+        return {stored.episode.rollout_id: stored.prefix async for stored in reader.records()}
+
+    if damaged == "segment":
+        assert run(read()) == {"o-0": prefixes[0], "o-2": prefixes[2], "o-3": None}
+    else:
+        assert run(read()) == {f"o-{n}": None for n in range(4)}
+        assert [("prefixes-" in problem.what, problem.episodes) for problem in made.lost] == [(True, ())]
 
 
 def test_without_an_index_nothing_can_be_salvaged() -> None:
