@@ -92,5 +92,6 @@ def _servers(deployment: Deployment, supervisor: Supervisor) -> tuple[Server, ..
         if server.kind != "worker":
             agent = deployment.server(server.instance).options.get("agent") if server.kind == "environment" else None
             bound = str(agent) if agent is not None else None
-            found.append(Server(server.ref, server.kind, bound, _models(deployment, server.instance)))
+            tasksets = deployment.tasksets(server.instance) if server.kind == "environment" else None
+            found.append(Server(server.ref, server.kind, bound, _models(deployment, server.instance), tasksets))
     return tuple(found)

@@ -17,12 +17,19 @@ class Server:
     agent: str | None = None
     models: frozenset[str] | None = None
     """Instances of the models that a verifier asks; None where nobody says."""
+    tasksets: frozenset[str] | None = None
+    """Task sets that an environment runs; None where nobody says."""
+
+    def runs(self, taskset: str) -> bool:
+        """Whether it may be an environment for this task set."""
+        return self.kind == "environment" and (self.tasksets is None or taskset in self.tasksets)
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """Rows to servers. `routes` (task set or agent -> instance) decides; what it leaves open follows from the servers:
-    an environment bound to the row's agent, the server of that agent's name, the only environment."""
+    an environment bound to the row's agent, the server of that agent's name, the only environment that may run the
+    task set."""
 
     servers: tuple[Server, ...]
     routes: Mapping[str, str] = field(default_factory=dict)
@@ -37,15 +44,16 @@ class Routing:
         if named := self.routes.get(task.taskset):
             return self._known(named, f"task set {task.taskset!r}")
         environments = self._instances("environment")
-        if len(environments) == 1:
-            return environments[0]
+        fitting = [server.ref.instance for server in self.servers if server.runs(task.taskset)]
+        if len(fitting) == 1:
+            return fitting[0]
         if not environments and len(self.servers) == 1:
             return self.servers[0].ref.instance
         if not environments and any(server.ref.instance == "environment" for server in self.servers):
             return "environment"
         raise LookupError(
-            f"no route for task set {task.taskset[:80]!r}: {len(environments)} environment servers are known "
-            f"(--routes TASKSET=INSTANCE decides)"
+            f"no route for task set {task.taskset[:80]!r}: {len(fitting)} of {len(environments)} known environment "
+            f"servers may run it (--routes TASKSET=INSTANCE decides)"
         )
 
     def flat(self, row: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -189,6 +189,13 @@ class Deployment(Settings):
         """Task set -> environment instance, as the collector routes typed rows."""
         return {taskset: environment for environment, taskset, _ in self._tasksets()}
 
+    def tasksets(self, instance: str) -> frozenset[str] | None:
+        """The task sets that an environment server runs; None where it takes any, or where nobody knows."""
+        server = self.server(instance)
+        if server.implementation not in IMPLEMENTATIONS or server.options.get("resources_server") is not None:
+            return None
+        return frozenset(_tasksets_of(server))
+
     def _tasksets(self) -> list[tuple[str, str, str]]:
         return [
             (server.instance, taskset, resources)

@@ -14,6 +14,7 @@ from gymckpt.collection.planfile import PlanReader
 from gymckpt.collection.routing import Routing, Server
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import DamagedState, StoppedResumable, UsageError
+from gymckpt.identity import TaskId
 from gymckpt.ports import ServerRef
 from gymckpt.storage.files import LocalFileSystem
 from tests.collection.deployments import rows, typed_row
@@ -54,6 +55,15 @@ def test_every_planned_rollout_is_a_line_with_its_task_repeat_and_route(tmp_path
         (1, 1, "agent"),
     ]
     assert (plan.summary.rows, plan.summary.rollouts, plan.owners) == (2, 4, ("agent", "environment"))
+
+
+def test_a_typed_row_goes_to_the_environment_that_runs_its_task_set() -> None:
+    one = Server(ServerRef("one", "http://1"), "environment", tasksets=frozenset({"a"}))
+    two = Server(ServerRef("two", "http://2"), "environment", tasksets=frozenset({"b"}))
+    routing = Routing((one, two))
+    assert [routing.typed(TaskId(taskset=name, task_id="0")) for name in ("a", "b")] == ["one", "two"]
+    with pytest.raises(LookupError, match="task set 'c': 0 of 2"):
+        routing.typed(TaskId(taskset="c", task_id="0"))
 
 
 def test_zstd_tools_read_the_plan_and_pass_over_its_index(tmp_path: Path) -> None:
