@@ -32,12 +32,15 @@ def worker(**options: Any) -> Server:
     return {"instance": "worker", "kind": "worker", "implementation": "tests.interop.policy:build", "options": options}
 
 
-def our_environment(**tasksets: str) -> Server:
+def our_environment(*transports: str, **tasksets: str) -> Server:
+    options: dict[str, Any] = {"agent": "agent", "tasksets": tasksets}
+    if transports:
+        options["resources_tool_transports"] = list(transports)
     return {
         "instance": "environment",
         "kind": "environment",
         "implementation": "single_agent_turn",
-        "options": {"agent": "agent", "tasksets": tasksets},
+        "options": options,
     }
 
 
@@ -63,8 +66,8 @@ def our_model() -> Server:
     return {"instance": "policy_model", "kind": "model", "implementation": "policy_model", "options": options}
 
 
-def their_counters(*, participates: bool = True) -> Server:
-    return gym_server("counters", "resources", COUNTERS, participates=participates)
+def their_counters(*, participates: bool = True, **config: Any) -> Server:
+    return gym_server("counters", "resources", COUNTERS, participates=participates, **config)
 
 
 def their_uncaptured_counters() -> Server:

@@ -3,14 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.interop.mixes import MixedSite, gym_server
+from tests.interop.mixes import COUNTERS, MixedSite, Server, gym_server
 from tests.process.deployments import TOKEN
 from tests.process.processes import CommandLine, wait_gone
 from tests.process.test_separate_servers import child_of
@@ -29,7 +29,8 @@ class Rig:
         self._servers = servers
         [listed] = servers.wait_event("ready")["servers"]
         self.instance = listed["instance"]
-        self._client = httpx.Client(base_url=listed["url"], timeout=30)
+        self.url: str = listed["url"]
+        self._client = httpx.Client(base_url=self.url, timeout=30)
 
     def control(self, operation: str, checkpoint_id: str, **fields: Any) -> dict[str, Any]:
         body = {"checkpoint_id": checkpoint_id, "deadline_ts": time.time() + 30, **fields}
@@ -53,22 +54,26 @@ class Rig:
     def post(self, path: str, body: dict[str, Any], key: str = "r-1") -> httpx.Response:
         return self._client.post(f"/ng-rollout/{key}{path}", json=body)
 
+    def ask(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> httpx.Response:
+        """A request that carries no session of the cookie's."""
+        return httpx.post(self.url + path, json=body, headers=dict(headers), timeout=30)
+
     def kill(self) -> None:
         """SIGKILL the server; return once another process answers in its place."""
-        boot_id = self._status()["boot_id"]
+        boot_id = self.status()["boot_id"]
         pid = child_of(self._servers, self.instance)
         os.kill(pid, signal.SIGKILL)
         wait_gone([pid])
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
-                if self._status()["boot_id"] != boot_id:
+                if self.status()["boot_id"] != boot_id:
                     return
             except httpx.TransportError:
                 continue
         raise AssertionError("the server was not started again")
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._client.get(f"{CONTROL}/status", headers=BEARER).json()
         return found
 
@@ -78,16 +83,16 @@ class Rig:
 
 @pytest.fixture
 def blackjack(tmp_path: Path) -> Iterator[Rig]:
-    yield from _rig(tmp_path, "resources_servers/blackjack")
+    yield from rig_of(tmp_path, gym_server("server", "resources", "resources_servers/blackjack"))
 
 
 @pytest.fixture
 def counters(tmp_path: Path) -> Iterator[Rig]:
-    yield from _rig(tmp_path, "resources_servers/example_session_state_mgmt")
+    yield from rig_of(tmp_path, gym_server("server", "resources", COUNTERS))
 
 
-def _rig(root: Path, server: str) -> Iterator[Rig]:
-    site = MixedSite(root).deploy(gym_server("server", "resources", server))
+def rig_of(root: Path, server: Server) -> Iterator[Rig]:
+    site = MixedSite(root).deploy(server)
     servers = site.serve()
     rig = Rig(site, servers)
     try:

@@ -33,6 +33,13 @@ COLLECT = ("--checkpoint-every", "500ms", "--concurrency", "4")
 
 CONTINUES: dict[str, list[Server]] = {
     "their resources": [our_environment(counters="counters"), our_agent(), our_model(), their_counters(), PACED],
+    "their resources over MCP": [
+        our_environment("mcp", counters="counters"),
+        our_agent(),
+        our_model(),
+        their_counters(expose_tools_over_mcp=True),
+        PACED,
+    ],
     "their resources and model": [
         our_environment(counters="counters"),
         our_agent(),

@@ -18,31 +18,35 @@ import yaml
 pytestmark = pytest.mark.interop
 
 SCRIPT = """
-from resources_servers.blackjack.app import BlackjackEnv
+from resources_servers.{folder}.app import {name}
 
 from gymckpt.integrations.nemo_gym import participating
 
 if __name__ == "__main__":
-    participating(BlackjackEnv).run_webserver()
+    participating({name}).run_webserver()
 """
+BLACKJACK = ("blackjack", "BlackjackEnv")
+COUNTERS = ("example_session_state_mgmt", "StatefulCounterResourcesServer")
 STATUS = "/ng-control/v1/checkpoint/status"
 TOKEN = "a-token-of-this-test-alone"
 
 
 @contextmanager
-def started(folder: Path, block: dict[str, Any], **environment: str) -> Iterator[httpx.Client]:
+def started(
+    folder: Path, block: dict[str, Any], server: tuple[str, str] = BLACKJACK, **environment: str
+) -> Iterator[httpx.Client]:
     """The start script as a process, configured as Gym hands its configuration to a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     own = {"entrypoint": "participant.py", "domain": "games", "host": "127.0.0.1", "port": port, **block}
     configuration = {
-        "table": {"resources_servers": {"blackjack": own}},
+        "table": {"resources_servers": {server[0]: own}},
         "head_server": {"host": "127.0.0.1", "port": 1},
         "dry_run": False,
     }
     script = folder / "participant.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.format(folder=server[0], name=server[1]))
     variables = {
         "NEMO_GYM_CONFIG_DICT": yaml.safe_dump(configuration),
         "NEMO_GYM_CONFIG_PATH": "table",
@@ -82,9 +86,12 @@ def test_a_checkpoint_block_makes_the_server_a_participant(tmp_path: Path) -> No
         assert reset.headers["x-ng-checkpoint-restart"] == "1"  # no episode was named, so no checkpoint can name it
 
 
-def test_the_environment_does_the_same(tmp_path: Path) -> None:
-    with started(tmp_path, {}, GYMCKPT_CONTROL_TOKEN=TOKEN) as client:
-        assert client.get(STATUS, headers={"authorization": f"Bearer {TOKEN}"}).json()["phase"] == "idle"
+def test_the_environment_does_the_same_and_tools_over_mcp_stay(tmp_path: Path) -> None:
+    with started(tmp_path, {"expose_tools_over_mcp": True}, COUNTERS, GYMCKPT_CONTROL_TOKEN=TOKEN) as client:
+        status = client.get(STATUS, headers={"authorization": f"Bearer {TOKEN}"}).json()
+        assert (status["phase"], status["mode"]) == ("idle", "exported")
+        assert "mcp_access" in status["extensions"]
+        assert client.post("/seed_session", json={"initial_count": 3}).json()["mcp"]["url_path"] == "/mcp"
 
 
 def test_without_either_the_server_is_what_it_was(tmp_path: Path) -> None:

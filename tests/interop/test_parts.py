@@ -3,12 +3,14 @@
 import asyncio
 import random
 import time
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from itsdangerous import URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
 
 from gymckpt.errors import CheckpointConflict, StaleAttempt, UsageError
@@ -17,6 +19,8 @@ from gymckpt.integrations.nemo_gym.adapters import Adapter, Blackjack, Counters
 from gymckpt.integrations.nemo_gym.attaching import attach, kind_of
 from gymckpt.integrations.nemo_gym.cookies import session_id_of, with_session_id
 from gymckpt.integrations.nemo_gym.declarations import DECLARATIONS, adapter_for
+from gymckpt.integrations.nemo_gym.exchange import Answer
+from gymckpt.integrations.nemo_gym.mcp_tokens import McpTokens
 from gymckpt.integrations.nemo_gym.owners import OwnerRole
 from gymckpt.jsoncodec import dumps, loads
 from gymckpt.participant.marks import Marks
@@ -140,6 +144,29 @@ def test_only_a_cookie_signed_with_its_own_name_carries_a_session() -> None:
     assert session_id_of(forged, COOKIE) is None
 
 
+def test_a_session_token_of_gym_names_the_attempt_too_and_stays_gyms() -> None:
+    def carrying(token: str) -> dict[str, Any]:
+        return {"headers": [(b"x-nemo-gym-session-token", token.encode())]}
+
+    signer = URLSafeSerializer(COOKIE, salt="nemo-gym-mcp-session-token")
+    tokens = McpTokens(Desk(), COOKIE)
+    given = signer.dumps({"sid": "session-1", "tools": ["write"]})
+    reply = dumps({"mcp": {"url_path": "/mcp", "headers": {"X-NeMo-Gym-Session-Token": given}}})
+    assert tokens.named(carrying(given)) == ("session-1", None)
+    fields = loads(tokens.bound(Answer(200, (), reply), EPISODE.next, typed=True).body)
+    [(name, token)] = fields["resources_tools"]["headers"].items()
+    assert (list(fields), name) == (["resources_tools"], "X-NeMo-Gym-Session-Token")
+    assert signer.loads(token) == {"sid": "session-1", "tools": ["write"], "episode": "r-1-a1"}
+    assert tokens.named(carrying(token)) == ("session-1", EPISODE.next)
+    assert tokens.named(carrying(token[:-1])) == (None, None)
+
+
+def test_a_token_can_be_made_anew_where_every_session_is_allowed_the_same_tools() -> None:
+    narrowing = type("Narrowing", (Desk,), {"mcp_allowed_tools_for_session": lambda self, body: ["write"]})
+    assert McpTokens(Desk(), COOKIE).renewable
+    assert not McpTokens(narrowing(), COOKIE).renewable
+
+
 def test_a_hand_comes_back_with_the_generator_that_deals_the_next_card() -> None:
     dealing = random.Random(7)
     server = SimpleNamespace(session_state={"s": {"player": ["A"], "dealer": ["9", "9"], "rng": dealing}})
@@ -163,6 +190,26 @@ def test_a_hand_comes_back_with_the_generator_that_deals_the_next_card() -> None
 def test_a_hand_that_cannot_be_restored_is_refused(state: Any) -> None:
     with pytest.raises(ValueError):
         asyncio.run(Blackjack("table", SimpleNamespace(session_state={})).validate_session_state("s", state))
+
+
+def test_the_adapter_of_the_guide_captures_a_session_and_says_what_is_lost() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "nemo-gym.md").read_text()
+    example = next(block for block in guide.split("```python\n")[1:] if "class YourAdapter" in block).partition("```")[
+        0
+    ]
+    module = ModuleType("your_adapter")
+    exec(compile(example, "docs/nemo-gym.md", "exec"), module.__dict__)
+    made: Any = module.__dict__["YourAdapter"]
+    played, empty = SimpleNamespace(boards={"s": ["x"]}), SimpleNamespace(boards={})
+
+    async def move() -> None:
+        await made("games", empty).restore_session_state("s", await made("games", played).export_session_state("s"))
+        assert empty.boards == {"s": ["x"]}
+        await made("games", played).retire_session_state("s")
+        with pytest.raises(SessionLost):
+            await made("games", played).export_session_state("s")
+
+    asyncio.run(move())
 
 
 def test_a_counter_that_is_gone_is_lost_and_one_that_is_no_number_is_refused() -> None:

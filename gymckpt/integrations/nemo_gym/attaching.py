@@ -6,8 +6,8 @@
     if __name__ == "__main__":
         participating(BlackjackEnv).run_webserver()
 
-Nothing of NeMo Gym is imported here: a server is told by the names of its base classes, and used by the little that
-`GymServer` says.
+Nothing of NeMo Gym is imported here, unless tools go over MCP: a server is told by the names of its base classes, and
+used by the little that `GymServer` says.
 """
 
 import inspect
@@ -23,6 +23,7 @@ from gymckpt.errors import UsageError
 from gymckpt.identity import Kind
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.declarations import adapter_for
+from gymckpt.integrations.nemo_gym.mcp_tokens import McpTokens, expose
 from gymckpt.integrations.nemo_gym.model import ModelLayer, ModelParts
 from gymckpt.integrations.nemo_gym.owners import OwnerLayer, OwnerRole
 from gymckpt.integrations.nemo_gym.resources import CALLER_ID, SessionLayer
@@ -31,11 +32,13 @@ from gymckpt.participant.marks import Marks
 from gymckpt.participant.participant import Participant
 from gymckpt.participant.role import Role
 from gymckpt.participant.routes import mount
-from gymckpt.ports import SystemClock, ThreadOffload
+from gymckpt.ports import Clock, SystemClock, ThreadOffload
 from gymckpt.roles.resources import ResourcesRole
 from gymckpt.roles.resources_hooks import HookLimits
+from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
+from gymckpt.wire.control import EXTENSION_MCP_ACCESS
 
 log = logging.getLogger(__name__)
 
@@ -136,26 +139,7 @@ def attach(
     role: Role
     match kind:
         case "resources":
-            chosen = (adapter or adapter_for(type(server)))(config.name, server)
-            resources = ResourcesRole(
-                config.name,
-                chosen,
-                mode=chosen.checkpoint_mode,
-                verify=chosen.checkpoint_verify,
-                marks=Marks(),
-                clock=clock,
-                limits=HookLimits(hook_s=chosen.checkpoint_hook_s + 5.0),
-            )
-            app.add_middleware(
-                SessionLayer,
-                adapter=chosen,
-                requests=resources.requests,
-                cookie=server.get_session_middleware_key(),
-                typed_seeds=takes_typed_seeds(server),
-                keeps_prefix=_reads_prefix(app),
-                refused=told,
-            )
-            role = resources
+            role = _resources(server, app, settings, adapter or adapter_for(type(server)), clock, told)
         case "model":
             parts = ModelParts(config.name, clock=clock, fs=fs, offload=offload)
             parts.live_with(app)
@@ -166,6 +150,43 @@ def attach(
             app.add_middleware(OwnerLayer, role=owner, cookie=server.get_session_middleware_key(), refused=told)
     told.participant = mount(app, role, settings, clock=clock, fs=fs, offload=offload)
     return told.participant
+
+
+def _resources(
+    server: GymServer,
+    app: FastAPI,
+    settings: CheckpointSettings,
+    adapter: type[Adapter],
+    clock: Clock,
+    refused: "_Refusals",
+) -> ResourcesRole:
+    config, cookie = server.config, server.get_session_middleware_key()
+    tokens = McpTokens(server, cookie) if expose(server, app) else None
+    chosen = adapter(config.name, server)
+    renews = tokens is not None and tokens.renewable
+    role = ResourcesRole(
+        config.name,
+        chosen,
+        mode=chosen.checkpoint_mode,
+        verify=chosen.checkpoint_verify,
+        marks=Marks(),
+        clock=clock,
+        limits=HookLimits(hook_s=chosen.checkpoint_hook_s + 5.0),
+        extensions=(EXTENSION_MCP_ACCESS,) if renews else (),
+    )
+    app.add_middleware(
+        SessionLayer,
+        adapter=chosen,
+        requests=role.requests,
+        cookie=cookie,
+        tokens=tokens,
+        typed_seeds=takes_typed_seeds(server),
+        keeps_prefix=_reads_prefix(app),
+        refused=refused,
+    )
+    if tokens is not None and renews:
+        add_mcp_access(app, role, settings, tokens.access)
+    return role
 
 
 class _Refusals:

@@ -9,15 +9,13 @@ import binascii
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from itsdangerous import BadSignature, TimestampSigner, URLSafeSerializer
+from itsdangerous import BadSignature, TimestampSigner
 
 from gymckpt import jsoncodec
 from gymckpt.participant.prefix import Scope
 
 SESSION_ID = "session_id"
 MAX_AGE_S = 14 * 24 * 3600
-MCP_TOKEN_HEADER = b"x-nemo-gym-session-token"
-MCP_TOKEN_SALT = "nemo-gym-mcp-session-token"  # noqa: S105 - a name that Gym signs under, not a secret
 
 
 def session_of(scope: Scope, cookie: str) -> dict[str, Any]:
@@ -36,17 +34,6 @@ def session_of(scope: Scope, cookie: str) -> dict[str, Any]:
 def session_id_of(scope: Scope, cookie: str) -> str | None:
     """The session that the request's cookie names."""
     return _named(session_of(scope, cookie), SESSION_ID)
-
-
-def session_id_of_mcp(scope: Scope, cookie: str) -> str | None:
-    """The session that the request's MCP session token carries; None without a validly signed one."""
-    token = next((value for name, value in scope["headers"] if name.lower() == MCP_TOKEN_HEADER), None)
-    if token is None:
-        return None
-    try:
-        return _named(URLSafeSerializer(cookie, salt=MCP_TOKEN_SALT).loads(token), "sid")
-    except BadSignature:
-        return None
 
 
 def with_session_id(scope: Scope, cookie: str, session_id: str) -> Scope:

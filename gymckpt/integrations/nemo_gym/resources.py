@@ -10,17 +10,19 @@ import uuid
 from collections.abc import Callable
 
 from gymckpt import jsoncodec
-from gymckpt.errors import ControlError, GymckptError
+from gymckpt.errors import ControlError, GymckptError, StaleAttempt
 from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
-from gymckpt.integrations.nemo_gym.cookies import session_id_of, session_id_of_mcp, with_session_id
+from gymckpt.integrations.nemo_gym.cookies import session_id_of, with_session_id
 from gymckpt.integrations.nemo_gym.exchange import Answer, Refused, ask, post_scope, read_body, with_content_length
+from gymckpt.integrations.nemo_gym.mcp_tokens import McpTokens
 from gymckpt.integrations.nemo_gym.paths import inner_scope
 from gymckpt.participant.prefix import EPISODE, App, Receive, Scope, Send, error_body, send_json
 from gymckpt.roles.resources_requests import SessionRequests
 from gymckpt.roles.resources_sessions import Session
 from gymckpt.wire.control import HEADER_COHORT, HEADER_RESTART, HEADER_VERIFY, PREFIX
+from gymckpt.wire.gym import MCP_ACCESS_PATH
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class SessionLayer:
         adapter: Adapter,
         requests: SessionRequests,
         cookie: str,
+        tokens: McpTokens | None,
         typed_seeds: bool,
         keeps_prefix: bool,
         refused: Callable[[str, ControlError], None],
@@ -46,6 +49,7 @@ class SessionLayer:
         self._adapter = adapter
         self._requests = requests
         self._cookie = cookie
+        self._tokens = tokens
         self._typed_seeds = typed_seeds
         self._keeps_prefix = keeps_prefix
         self._refused = refused
@@ -73,13 +77,13 @@ class SessionLayer:
         if scope["type"] != "http" or scope["method"] in UNCHANGING:
             return False
         path: str = scope["path"]
-        return not path.startswith(PREFIX) and path not in self._adapter.free_routes
+        return not path.startswith((PREFIX, MCP_ACCESS_PATH)) and path not in self._adapter.free_routes
 
     async def _answer(self, scope: Scope, body: bytes) -> Answer:
         path, episode = scope["path"], scope.get("state", {}).get(EPISODE)
         if path in self._adapter.seed_routes:
             return await self._seed(scope, body, episode)
-        session_id = session_id_of(scope, self._cookie) or session_id_of_mcp(scope, self._cookie)
+        session_id, episode = self._named(scope, episode)
         if path == "/verify":
             return await self._requests.verify(session_id, episode, lambda _: self._successful(scope, body))
         if path in self._adapter.close_routes:
@@ -89,6 +93,16 @@ class SessionLayer:
             # The environment has ended the session itself; what is left of it goes with the next open gate.
             await self._requests.close_session(session_id, episode, None)
         return answer
+
+    def _named(self, scope: Scope, episode: EpisodeId | None) -> tuple[str | None, EpisodeId | None]:
+        """The session of a request, and the attempt that its path or its token names."""
+        session_id, named = self._tokens.named(scope) if self._tokens is not None else (None, None)
+        if session_id is None:
+            return session_id_of(scope, self._cookie), episode
+        # The token goes first: a client that keeps cookies was given one by the first reply, of no session.
+        if None not in (named, episode) and named != episode:
+            raise StaleAttempt(f"{self._requests.instance}: the token is episode {named}'s, the path names {episode}")
+        return session_id, episode or named
 
     async def _seed(self, scope: Scope, body: bytes, episode: EpisodeId | None) -> Answer:
         fields = object_in(body)
@@ -105,6 +119,8 @@ class SessionLayer:
             answer = await self._successful(seeded, body)
             if translated:
                 answer = _typed(answer, caller_id)
+            if self._tokens is not None:
+                answer = self._tokens.bound(answer, episode, typed=caller_id is not None)
             closes = self._typed_seeds and caller_id is not None and episode is not None
             self._seeds[session.session_id] = _Seeded(answer, caller_id if closes else None, episode)
 

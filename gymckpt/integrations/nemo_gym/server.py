@@ -17,6 +17,7 @@ from pydantic import Field
 from gymckpt.errors import UsageError
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.attaching import attach
+from gymckpt.integrations.nemo_gym.mcp_tokens import expose
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.resources.options import read_options
 from gymckpt.settings import CheckpointSettings, Settings
@@ -55,8 +56,7 @@ def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings
     server = server_class(config=config, server_client=client)
     app: FastAPI = server.setup_webserver()
     attach(server, app, checkpoint, adapter=_adapter(wanted.adapter))
-    if getattr(config, "expose_tools_over_mcp", False):
-        importlib.import_module("nemo_gym.mcp_auto_exposure").maybe_auto_expose(server, app)
+    expose(server, app)
     server.setup_liveness(app)
     server.setup_exception_middleware(app)
     server.setup_cancellation_middleware(app)

@@ -19,6 +19,7 @@ from gymckpt.participant.routes import mount
 from gymckpt.ports import Clock, FileSystem, Offload, SystemClock, ThreadOffload
 from gymckpt.roles.resources import ResourcesRole
 from gymckpt.roles.resources_hooks import HookLimits
+from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.servers.resources.requests import DirectRequests, GuardedRequests, Requests
 from gymckpt.servers.resources.server import ResourcesServer, Tool
 from gymckpt.settings import CheckpointSettings
@@ -93,7 +94,7 @@ def resources_app(
         requests = GuardedRequests(server, role)
         mount(app, role, checkpoint, clock=clock, fs=fs or LocalFileSystem(), offload=offload)
         if mcp is not None:
-            mcp.add_access_to(app, role, checkpoint)
+            add_mcp_access(app, role, checkpoint, mcp.access)
     if mcp is not None:
         mcp.add_to(app, requests)
     _Routes(server, requests, offload, mcp).add_to(app)

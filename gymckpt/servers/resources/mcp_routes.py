@@ -3,22 +3,17 @@
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 
 from gymckpt.errors import StaleAttempt
 from gymckpt.identity import EpisodeId
-from gymckpt.participant.routes import check_bearer
-from gymckpt.roles.resources import ResourcesRole
-from gymckpt.servers.bodies import BadBody, checked
 from gymckpt.servers.resources.mcp_tools import McpTools, Tokens, read_body
 from gymckpt.servers.resources.requests import Requests
 from gymckpt.servers.resources.server import Call, ResourcesServer
-from gymckpt.settings import CheckpointSettings
-from gymckpt.wire.gym import MCP_ACCESS_PATH, MCP_PATH, MCP_SESSION_HEADER, McpAccessRequest
+from gymckpt.wire.gym import MCP_PATH, MCP_SESSION_HEADER
 
 
 class McpRoutes:
-    """`POST /mcp`, and where checkpoints are taken the route that gives a session's access anew."""
+    """`POST /mcp`, and a session's access to it."""
 
     def __init__(self, server: ResourcesServer) -> None:
         self._instance = server.instance
@@ -47,19 +42,3 @@ class McpRoutes:
 
         # Only POST: there is no stream of the server's own that a client could GET.
         app.add_api_route(MCP_PATH, post, methods=["POST"], response_model=None)
-
-    def add_access_to(self, app: FastAPI, role: ResourcesRole, checkpoint: CheckpointSettings) -> None:
-        """Serve `MCP_ACCESS_PATH`: never waits, since it changes nothing."""
-        assert checkpoint.control_auth_token is not None
-        token = checkpoint.control_auth_token.get_secret_value().encode()
-
-        async def access(request: Request) -> Response:
-            check_bearer(request, token)
-            try:
-                asked = checked(McpAccessRequest, await request.json())
-            except ValueError as error:
-                raise BadBody(f"the body is no JSON: {error}") from error
-            session = role.requests.sessions.of_episode(asked.episode_id.episode)
-            return JSONResponse({"resources_tools": self.access(session.session_id, session.episode)})
-
-        app.add_api_route(MCP_ACCESS_PATH, access, methods=["POST"], response_model=None)
