@@ -16,8 +16,8 @@ from gymckpt.ports import Deadline
 from gymckpt.storage.durable import replace_file
 from gymckpt.storage.outcomes import Outcome as StoredOutcome
 from gymckpt.wire.client import json_object
+from gymckpt.wire.gym import AGGREGATE_METRICS_PATH
 
-PATH: Final = "/aggregate_metrics"
 TIMEOUT_S: Final = 600.0
 PROBE_TIMEOUT_S: Final = 10.0
 MAX_REQUEST_BYTES: Final = 64 << 20
@@ -58,7 +58,7 @@ async def _has_route(server: Server, ports: Ports) -> bool:
     """A GET changes nothing, and is refused by method where the route is there for POST."""
     limit = Deadline.after(ports.clock, PROBE_TIMEOUT_S)
     try:
-        reply = await ports.data.call(server.ref, "GET", PATH, deadline=limit)
+        reply = await ports.data.call(server.ref, "GET", AGGREGATE_METRICS_PATH, deadline=limit)
     except GymckptError:
         return False
     return reply.status == METHOD_NOT_ALLOWED
@@ -76,8 +76,8 @@ async def _ask(opened: Opened, server: Server, ports: Ports) -> dict[str, Any]:
             raise GymckptError(f"{len(stored)} results are more than fit one request")
     body = b'{"verify_responses":[' + b",".join(lines) + b"]}"
     limit = Deadline.after(ports.clock, TIMEOUT_S)
-    reply = await ports.data.call(server.ref, "POST", PATH, body, deadline=limit)
-    said = json_object(reply, f"{PATH} of {server.ref.instance}")
+    reply = await ports.data.call(server.ref, "POST", AGGREGATE_METRICS_PATH, body, deadline=limit)
+    said = json_object(reply, f"{AGGREGATE_METRICS_PATH} of {server.ref.instance}")
     return {
         "agent_ref": {"name": server.agent or server.ref.instance},
         "_ng_environment_server": server.ref.instance,

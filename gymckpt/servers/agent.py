@@ -19,6 +19,7 @@ from gymckpt.roles.agent_options import AgentOptions
 from gymckpt.roles.agent_sessions import Connect, connect_nothing
 from gymckpt.roles.neighbours import Neighbourhood
 from gymckpt.roles.rows import read_row
+from gymckpt.servers.aggregates import add_aggregates
 from gymckpt.servers.bodies import BadBody, checked, json_response, read_object, refuse
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.resources.options import read_options
@@ -84,6 +85,7 @@ def agent_app(
         # Activations carry the rollout's prefix even where nobody takes checkpoints.
         app.add_middleware(RolloutPrefix)
     _Routes(role, offload, checkpointing=checkpoint.enabled).add_to(app)
+    add_aggregates(app, options, neighbours)
     return app
 
 

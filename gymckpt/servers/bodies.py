@@ -31,13 +31,19 @@ class BadBody(UsageError):
     http_status = 422
 
 
-async def read_object(request: Request, offload: Offload) -> dict[str, Any]:
-    """The JSON object that a request carries; raises `BadBody`, `BodyTooLarge`."""
+async def read_bytes(request: Request) -> bytes:
+    """What a request carries; raises `BodyTooLarge`."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
             raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    return bytes(data)
+
+
+async def read_object(request: Request, offload: Offload) -> dict[str, Any]:
+    """The JSON object that a request carries; raises `BadBody`, `BodyTooLarge`."""
+    data = await read_bytes(request)
     try:
         large = len(data) > OFFLOADED_BYTES
         value = await offload.run(lambda: jsoncodec.loads(data)) if large else jsoncodec.loads(data)

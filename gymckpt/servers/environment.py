@@ -14,6 +14,7 @@ from gymckpt.roles.environment import EnvironmentOptions, EnvironmentRole
 from gymckpt.roles.failures import EpisodeFailed
 from gymckpt.roles.neighbours import Neighbourhood
 from gymckpt.roles.rows import read_row
+from gymckpt.servers.aggregates import add_aggregates
 from gymckpt.servers.bodies import checked, json_response, read_object, refuse
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.resources.options import read_options
@@ -68,6 +69,7 @@ def environment_app(
     routes = _Routes(role, offload)
     app.add_api_route("/", routes.liveness, methods=["GET"])
     app.add_api_route("/run", routes.run, methods=["POST"], response_model=None)
+    add_aggregates(app, options, neighbours)
     return app
 
 

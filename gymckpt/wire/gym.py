@@ -17,6 +17,8 @@ ROLLOUT_ID: Final = "_ng_rollout_id"
 ATTEMPT_INDEX: Final = "_ng_attempt_index"
 """Fields that a collector adds to a flat row and stamps on its result."""
 
+AGGREGATE_METRICS_PATH: Final = "/aggregate_metrics"
+"""What a server makes of all results of a run."""
 MCP_PATH: Final = "/mcp"
 """Where a resources server that exposes its tools over MCP answers."""
 MCP_SESSION_HEADER: Final = "X-NeMo-Gym-Session-Token"

@@ -8,6 +8,7 @@ import pytest
 
 from gymckpt import jsoncodec
 from gymckpt.collection import aggregates, reopening
+from gymckpt.wire.gym import AGGREGATE_METRICS_PATH
 from tests.collection.deployments import ENVIRONMENT, Collected, PlainEnvironment, judged, typed_row
 
 TASKS = [typed_row(n) for n in range(5)]
@@ -32,7 +33,7 @@ class Benchmark(PlainEnvironment):
         self.asked: list[dict[str, Any]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] != aggregates.PATH:
+        if scope["path"] != AGGREGATE_METRICS_PATH:
             await super().__call__(scope, receive, send)
             return
         message = await receive()

@@ -66,6 +66,7 @@ def test_episodes_go_on_after_everything_was_killed(tmp_path: Path, mix: str) ->
     assert continued["episodes"] > 0
     assert_each_once(site)
     assert max(row["_ng_attempt_index"] for row in site.rows()) > 0
+    assert_aggregated(site)
 
 
 STARTS_OVER: dict[str, tuple[list[Server], bool]] = {
@@ -113,9 +114,7 @@ def test_of_a_deployment_that_is_all_gym_finished_rollouts_are_kept_and_the_othe
     assert not site.inspect()["checkpoints"]
     assert restored(site)["episodes"] == 0
     assert_each_once(site)
-    [told] = json.loads((site.run_directory / "aggregate_metrics.json").read_text())
-    assert (told["_ng_environment_server"], told["agent_metrics"]["mean/reward"]) == ("environment", 1.0)
-    assert len(told["group_level_metrics"]) == ROLLOUTS
+    assert_aggregated(site)
 
 
 def killed_in_the_middle(site: MixedSite, tasks: str, counted: str) -> None:
@@ -153,3 +152,10 @@ def assert_each_once(site: MixedSite) -> None:
     rows = site.rows()
     assert Counter(row["_ng_rollout_id"] for row in rows).most_common(1)[0][1] == 1
     assert [row["reward"] for row in rows] == [1.0] * ROLLOUTS
+
+
+def assert_aggregated(site: MixedSite) -> None:
+    """The resources server made its own metrics of all results, kills and all."""
+    [told] = json.loads((site.run_directory / "aggregate_metrics.json").read_text())
+    assert (told["_ng_environment_server"], told["agent_metrics"]["mean/reward"]) == ("environment", 1.0)
+    assert len(told["group_level_metrics"]) == ROLLOUTS
