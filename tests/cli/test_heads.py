@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import heads
-from gymckpt.collection.processes import Processes
+from gymckpt.collection.processes import Mark, Processes
 from gymckpt.collection.routing import Server
 from gymckpt.errors import ServerError
 from gymckpt.ports import ServerRef
@@ -88,17 +88,18 @@ def test_a_head_is_asked_over_http() -> None:
     assert [one.ref.instance for one in found] == ["tea_shop", "tea_agent", "tea_environment", "policy_model"]
 
 
-def test_a_server_listed_with_another_process_was_replaced_until_that_is_accepted() -> None:
-    pids = {"tea_shop": 1, "tea_agent": 1}
+@pytest.mark.parametrize("other", [(2, 7.0), (1, 8.0), (None, None)], ids=["pid", "start time", "not listed"])
+def test_a_server_listed_with_another_process_was_replaced_until_that_is_accepted(other: Mark) -> None:
+    listed: dict[str, Mark] = {"tea_shop": (1, 7.0), "tea_agent": (1, 7.0)}
 
-    async def read() -> dict[str, tuple[int | None, float | None]]:
-        return {name: (pid, 7.0) for name, pid in pids.items()}
+    async def read() -> dict[str, Mark]:
+        return dict(listed)
 
     async def look() -> list[tuple[str, ...]]:
         processes = Processes({"tea_shop": (1, 7.0), "tea_agent": (1, 7.0), "policy_model": (None, None)}, read)
         names = ["tea_shop", "policy_model"]
         seen = [await processes.replaced(names)]
-        pids["tea_shop"] = 2
+        listed["tea_shop"] = other
         seen.append(await processes.replaced(names))
         seen.append(await processes.replaced(names))
         processes.accept()
