@@ -27,7 +27,7 @@ FENCES_BEFORE_SWEEP = 4096
 
 
 class _Places:
-    """Where the rows of one attempt stand: 20 bytes a row."""
+    """Where the rows of one attempt stand: 20 bytes a row, and room to grow."""
 
     __slots__ = ("calls", "files", "lengths", "offsets")
 

@@ -6,7 +6,7 @@ Without checkpoints it is a plain proxy. With them, calls that carry a capture k
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -218,29 +218,10 @@ class _Routes:
         async def endpoint(request: Request) -> Response:
             body, size_bytes = await self._object(request)
             if responses.wants_stream(body):
-                call = self._served.call(request, route, body, size_bytes)
-                return StreamingResponse(self._stream(route, call), media_type="text/event-stream")
+                return _Streamed(route, self._served.call(request, route, body, size_bytes))
             return _Delivered(await unless_gone(request, self._served.call(request, route, body, size_bytes)))
 
         return endpoint
-
-    async def _stream(self, route: Route, call: Awaitable[Delivery]) -> AsyncIterator[bytes]:
-        """Keep-alives until the response may be sent, then its events."""
-        waiting = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait([waiting], timeout=KEEPALIVE_S))[0]:
-                yield sse.KEEPALIVE
-            for event in _events(route, waiting.result().reply):
-                yield event
-        except (GymckptError, OSError) as error:
-            for event in sse.failure(route, getattr(error, "code", "internal"), str(error)):
-                yield event
-        finally:
-            # A caller that has gone in the middle neither leaves the call running nor blocks a checkpoint.
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            if not waiting.cancelled() and waiting.exception() is None:
-                waiting.result().sent()
 
     async def _object(self, request: Request) -> tuple[dict[str, Any], int]:
         data = bytearray()
@@ -258,6 +239,23 @@ class _Routes:
         return body, len(data)
 
 
+class _Streamed(StreamingResponse):
+    """A backend's reply as server-sent events; ends with its call, however that went."""
+
+    def __init__(self, route: Route, call: Coroutine[Any, Any, Delivery]) -> None:
+        self._waiting = asyncio.ensure_future(call)
+        super().__init__(_stream(route, self._waiting), media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # A caller that has gone in the middle neither leaves the call running nor blocks a checkpoint. Nothing is
+            # awaited here: whoever cancelled us may do it again at once.
+            self._waiting.add_done_callback(_sent)
+            self._waiting.cancel()
+
+
 class _Delivered(Response):
     """A backend's reply as it came; says when it has been sent, however that went."""
 
@@ -272,6 +270,23 @@ class _Delivered(Response):
             await super().__call__(scope, receive, send)
         finally:
             self._delivery.sent()
+
+
+async def _stream(route: Route, waiting: "asyncio.Future[Delivery]") -> AsyncIterator[bytes]:
+    """Keep-alives until the response may be sent, then its events."""
+    try:
+        while not (await asyncio.wait([waiting], timeout=KEEPALIVE_S))[0]:
+            yield sse.KEEPALIVE
+        for event in _events(route, waiting.result().reply):
+            yield event
+    except (GymckptError, OSError) as error:
+        for event in sse.failure(route, getattr(error, "code", "internal"), str(error)):
+            yield event
+
+
+def _sent(waiting: "asyncio.Future[Delivery]") -> None:
+    if not waiting.cancelled() and waiting.exception() is None:
+        waiting.result().sent()
 
 
 def _events(route: Route, reply: Reply) -> Iterator[bytes]:

@@ -115,7 +115,7 @@ class HeldWorker:
             return JSONResponse({"error": {"message": "no"}}, body["fail"])
         number = len(self.seen)
         text = body["input"] if isinstance(body["input"], str) else body["input"][-1]["content"]
-        content = [{"type": "output_text", "text": f"echo: {text}", "annotations": []}]
+        content = [{"type": "output_text", "text": f"echo: {text}" * body.get("times", 1), "annotations": []}]
         message = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content}
         return JSONResponse(
             {
@@ -129,7 +129,8 @@ class HeldWorker:
 
     async def _answer_chat(self, request: Request) -> JSONResponse:
         body = await self._take(request)
-        message = {"role": "assistant", "content": f"echo: {body['messages'][-1]['content']}"}
+        text = f"echo: {body['messages'][-1]['content']}" * body.get("times", 1)
+        message = {"role": "assistant", "content": text}
         return JSONResponse({"id": "chat", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
 
