@@ -6,7 +6,7 @@ Every name that reaches a path, a route or a journal is made by this module or c
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from gymckpt.errors import InvalidRolloutId, UsageError
 
@@ -44,9 +44,8 @@ class TaskId:
     task_id: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class EpisodeId:
-    """One attempt (0, 1, 2, ...) at one rollout."""
+class EpisodeId(NamedTuple):
+    """One attempt (0, 1, 2, ...) at one rollout. A tuple: made and looked up by the hundred thousand."""
 
     rollout_id: str
     attempt: int = 0

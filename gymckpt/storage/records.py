@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gymckpt.identity import EpisodeId, Kind
 
@@ -13,8 +13,7 @@ Needs: TypeAlias = tuple[tuple[Kind, str], ...]
 """(kind, instance) of every participant that the remaining steps will call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(NamedTuple):
     """The point from which an episode can continue: the name of the next step, how many boundaries the rollout has
     completed (in environment and agent together, kept over restores), and when this one was recorded (unix seconds)."""
 

@@ -333,8 +333,9 @@ class ParticipantWriter:
 
     def _renumber(self) -> tuple[tuple[Segment, ...], dict[EpisodeId, Chain]]:
         """The segments that are alive, oldest first, and every address in terms of them; the other files go."""
-        moved = self._merged.chains if self._merged else {}
-        chains = {episode: moved.get(episode, entry.chain) for episode, entry in self._entries.items()}
+        chains = {episode: entry.chain for episode, entry in self._entries.items()}
+        if self._merged:
+            chains.update(self._merged.chains)
         used = {part.segment for chain in chains.values() for part in chain.parts}
         ordered = dict(enumerate(self._old))
         if self._merged:
@@ -351,9 +352,10 @@ class ParticipantWriter:
         for segment in self._old if self._base and self._base.directory != self._directory else ():
             if segment.file not in kept:
                 durable.remove_quietly(self._fs, self._directory / segment.file)
-        for episode, chain in chains.items():
-            parts = tuple(Address(numbers[part.segment], *part[1:]) for part in chain.parts)
-            chains[episode] = replace(chain, parts=parts)
+        if any(number != place for number, place in numbers.items()):
+            for episode, chain in chains.items():
+                parts = tuple(Address(numbers[part.segment], *part[1:]) for part in chain.parts)
+                chains[episode] = replace(chain, parts=parts)
         return segments, chains
 
 

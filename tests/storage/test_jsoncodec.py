@@ -93,7 +93,7 @@ def test_an_integer_of_any_length_comes_back(digits: int, sign: int) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("beside", [None, "null", 1])
+@pytest.mark.parametrize("beside", [None, "null", 1, "\x7f" * 99, "\x7f" * 1000, -1.5e308, [5e-324, -(2**31)] * 500])
 def test_a_non_finite_float_never_becomes_null(value: float, beside: Any) -> None:
     assert same(
         jsoncodec.loads(jsoncodec.dumps({"a": beside, "b": [{"c": value}]})), {"a": beside, "b": [{"c": value}]}

@@ -1,0 +1,11 @@
+"""Exhaustive tests take minutes, more on a busy machine: the limit of the default suite is not for them."""
+
+import pytest
+
+EXHAUSTIVE_S = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(EXHAUSTIVE_S))
