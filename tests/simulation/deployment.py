@@ -37,14 +37,24 @@ from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.environment import environment_app
 from gymckpt.servers.model import ModelOptions, model_app
 from gymckpt.servers.resources.app import resources_app
+from gymckpt.servers.worker import worker_app
 from gymckpt.settings import CheckpointSettings
 from gymckpt.wire.control import PREFIX
 from tests.simulation.files import MemoryFileSystem
 from tests.simulation.network import Network
-from tests.simulation.office import EXPORTED_TASKSET, RESTART_TASKSET, Desk, Job, ReplayedDesk, RestartOnlyDesk, Worker
+from tests.simulation.office import (
+    EXPORTED_TASKSET,
+    RESTART_TASKSET,
+    Desk,
+    Job,
+    OfficeEngine,
+    ReplayedDesk,
+    RestartOnlyDesk,
+    Worker,
+)
 from tests.simulation.office import row as task_row
 from tests.simulation.processes import Process, ProcessClock, ProcessOffload, WorldLoop, current_process
-from tests.simulation.transport import AsgiApp, Exchange
+from tests.simulation.transport import Exchange
 
 T = TypeVar("T")
 
@@ -195,17 +205,15 @@ class Deployment:
 
     async def _serve(self, name: str, server: _Server, listening: asyncio.Event) -> None:
         app = self._app(name, server.process)
-        if not isinstance(app, FastAPI):
-            self.network.serve(self.ref(name), app, server.process)
-            listening.set()
-            return
-        server.participant = participant_of(app)
-        async with app.router.lifespan_context(app):
+        whole = app.app if isinstance(app, Worker) else app
+        if not isinstance(app, Worker):
+            server.participant = participant_of(whole)
+        async with whole.router.lifespan_context(whole):
             self.network.serve(self.ref(name), app, server.process)
             listening.set()
             await asyncio.get_running_loop().create_future()
 
-    def _app(self, name: str, process: Process) -> AsgiApp:
+    def _app(self, name: str, process: Process) -> FastAPI | Worker:
         clock, offload, fs = ProcessClock(process), ProcessOffload(), self.disk
         settings = CheckpointSettings(
             enabled=True, control_auth_token=TOKEN, lease_grace_seconds=self._grace_s, root=Path(HOME)
@@ -225,7 +233,7 @@ class Deployment:
                 )
             case "policy_model":
                 ledger = HOME / ("ledger" if self._lasting_ledger else f"ledger-{self._boots}")
-                model = ModelOptions(backend="worker", generation_cuts=False, ledger_dir=Path(ledger))
+                model = ModelOptions(backend="worker", ledger_dir=Path(ledger))
                 neighbours = Neighbours(refs)
                 return model_app(
                     name, model, settings, neighbours, transport=self.network, clock=clock, fs=fs, offload=offload
@@ -236,7 +244,10 @@ class Deployment:
             case "shell":
                 return resources_app(RestartOnlyDesk(name, self._heard), settings, clock=clock, fs=fs, offload=offload)
             case _:
-                return Worker(self._heard)
+                staging = Path(HOME / "staging")
+                shared: dict[str, Any] = {"clock": clock, "fs": fs, "offload": offload}
+                app = worker_app(name, OfficeEngine(), settings, staging_dir=staging, **shared)
+                return Worker(app, self._heard)
 
     def kill(self, *names: str) -> None:
         """SIGKILL to servers."""

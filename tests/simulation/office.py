@@ -6,19 +6,28 @@ that an interrupted run must end as an undisturbed one does; each writes what it
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from fastapi import FastAPI
+
 from gymckpt import jsoncodec
 from gymckpt.identity import EpisodeId
+from gymckpt.servers import worker_tokens
 from gymckpt.servers.resources.server import Call, ResourcesServer, Seed, Verification, tool
+from gymckpt.servers.worker_engine import FinishReason, TurnRequest
+from gymckpt.servers.worker_format import write
+from gymckpt.servers.worker_tokens import Token
+from gymckpt.tasksets.decision import Decision, ToolCall
 from gymckpt.wire.control import ResourcesMode, VerifyMode
 from gymckpt.wire.cuts import HEADER_CAPTURE_KEY
 from tests.simulation.transport import Message
 
 EXPORTED_TASKSET = "work"
 RESTART_TASKSET = "shell"
+
+STROKES = 4
 
 Audit = Callable[[str, EpisodeId | None, int], None]
 """(server, episode, number of the call) before it is made."""
@@ -53,47 +62,79 @@ def seconds(*source: Any, most: float) -> float:
     return int.from_bytes(drawn, "big") / 2**32 * most
 
 
+class OfficeEngine:
+    """An inference engine whose answer follows from the conversation; it makes each in a few strokes."""
+
+    model = "scripted"
+    policy_version = "office-1"
+
+    async def begin(self, request: TurnRequest) -> "OfficeTurn":
+        seen = [item["output"] for item in request.conversation if item.get("type") == "function_call_output"]
+        rounds, width, turn = turn_of(request.seed, seen)
+        if turn < rounds:
+            decision = Decision(tuple(ToolCall("add", {"turn": turn, "k": k}) for k in range(width)))
+        else:
+            decision = Decision(text=hashlib.sha256(jsoncodec.dumps(seen)).hexdigest()[:12])
+        prompt = worker_tokens.encode(jsoncodec.dumps([request.seed, seen]).decode())
+        answer = [Token(token, -0.5) for token in worker_tokens.encode(write(decision))]
+        return OfficeTurn(prompt, answer, seconds(request.seed, turn, most=4.0))
+
+
+@dataclass
+class OfficeTurn:
+    """One answer, known from its beginning."""
+
+    prompt_token_ids: list[int]
+    answer: list[Token]
+    takes_s: float
+    output_limit: int = 1000
+    finish_reason: FinishReason = "stop"
+
+    def check_prefix(self, prefix: Sequence[Token]) -> None:
+        if list(prefix) != self.answer[: len(prefix)]:
+            raise ValueError("another answer")
+
+    async def tokens(self, prefix: Sequence[Token]) -> AsyncIterator[Sequence[Token]]:
+        rest = self.answer[len(prefix) :]
+        size = -(-len(self.answer) // STROKES)
+        for start in range(0, len(rest), size):
+            await asyncio.sleep(self.takes_s / STROKES)
+            yield rest[start : start + size]
+
+    def text(self, tokens: Sequence[Token]) -> str:
+        return worker_tokens.decode(token.id for token in tokens)
+
+
 @dataclass
 class Worker:
-    """An ASGI app: an inference server whose answer follows from the conversation."""
+    """An ASGI app: the real inference worker, which is overheard."""
 
+    app: FastAPI
     audit: Audit
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        message: Message = await receive()
-        answer: Any = {"status": "ok"}
-        if scope["method"] == "POST":
-            headers = dict(scope["headers"])
-            answer = await self._answer(headers, jsoncodec.loads(message["body"]))
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-        await send({"type": "http.response.body", "body": jsoncodec.dumps(answer)})
+        first: Message | None = await receive()
+        if scope["path"] == "/v1/responses":
+            assert first is not None
+            key = dict(scope["headers"]).get(HEADER_CAPTURE_KEY.encode(), b"").decode()
+            body = jsoncodec.loads(first["body"])
+            said = body["input"] if isinstance(body["input"], list) else []
+            seen = [item["output"] for item in said if item.get("type") == "function_call_output"]
+            _, _, turn = turn_of(body["metadata"]["seed"], seen)
+            self.audit("policy_model", EpisodeId.parse(key) if key else None, turn)
 
-    async def _answer(self, headers: dict[bytes, bytes], body: dict[str, Any]) -> dict[str, Any]:
-        said = body["input"] if isinstance(body["input"], list) else []
-        rounds, width, _ = (int(number) for number in body["metadata"]["seed"].split("/")[0].split("x"))
-        seen = [item["output"] for item in said if item.get("type") == "function_call_output"]
-        turn = len(seen) // width
-        key = headers.get(HEADER_CAPTURE_KEY.encode(), b"").decode()
-        self.audit("policy_model", EpisodeId.parse(key) if key else None, turn)
-        await asyncio.sleep(seconds(body["metadata"], turn, most=4.0))
-        if turn < rounds:
-            output: list[dict[str, Any]] = [
-                {
-                    "type": "function_call",
-                    "id": f"fc_{turn}_{k}",
-                    "call_id": f"c{turn}-{k}",
-                    "name": "add",
-                    "arguments": jsoncodec.dumps({"turn": turn, "k": k}).decode(),
-                    "status": "completed",
-                }
-                for k in range(width)
-            ]
-        else:
-            text = hashlib.sha256(jsoncodec.dumps(seen)).hexdigest()[:12]
-            content = [{"type": "output_text", "text": text, "annotations": []}]
-            output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content}]
-        usage = {"input_tokens": 10 + turn, "output_tokens": 2, "total_tokens": 12 + turn}
-        return {"id": f"resp_{turn}", "object": "response", "model": "scripted", "output": output, "usage": usage}
+        async def again() -> Message:
+            nonlocal first
+            message, first = first, None
+            return message if message is not None else await receive()
+
+        await self.app(scope, again, send)
+
+
+def turn_of(seed: str, seen: Sequence[Any]) -> tuple[int, int, int]:
+    """Rounds and width of the task with this seed, and which turn comes after these outputs of tools."""
+    rounds, width, _ = (int(number) for number in seed.split("/")[0].split("x"))
+    return rounds, width, len(seen) // width
 
 
 @dataclass
