@@ -158,7 +158,8 @@ class CutTaker:
                 raise ServerError(f"{len(staged.prefixes)} staged prefixes came for {len(batch)} keys")
             for (prefix, _), claim in zip(batch, staged.prefixes, strict=True):
                 candidate = by_ticket[prefix.ticket_id]
-                problem = await self.offload.run(partial(claim_problem, claim, prefix, candidate))
+                weights = receipt.backend_snapshot_id
+                problem = await self.offload.run(partial(claim_problem, claim, prefix, candidate, weights))
                 if problem is not None or claim is None:
                     self._note("cuts_failed", 1, f"{prefix.ticket_id}: {problem}")
                     continue
@@ -190,8 +191,8 @@ def _check_status(path: str, reply: Reply) -> None:
         raise ServerError(f"{path} answered HTTP {reply.status}")
 
 
-def claim_problem(claim: PrefixClaim | None, prefix: CutPrefix, candidate: Candidate) -> str | None:
-    """Why a staged prefix is not what its acknowledgement says, or None."""
+def claim_problem(claim: PrefixClaim | None, prefix: CutPrefix, candidate: Candidate, weights: str) -> str | None:
+    """Why a staged prefix is not what its acknowledgement says, or None. `weights`: which made the tokens, it says."""
     if claim is None:
         return "it is not staged any more"
     source = (claim.source.rollout_id, claim.source.attempt, claim.source.model_call_id)
@@ -199,6 +200,7 @@ def claim_problem(claim: PrefixClaim | None, prefix: CutPrefix, candidate: Candi
         "staging_keys": (claim.staging_keys, prefix.staging_keys),
         "source": (source, (prefix.rollout_id, prefix.attempt, prefix.model_call_id)),
         "request_digest": (claim.request_digest, candidate.facts.request_digest),
+        "policy_version": (claim.policy_version, weights),
         "prefix_token_count": (claim.prefix_token_count, prefix.prefix_token_count),
         "prefix_digest": (claim.prefix_digest, prefix.prefix_digest),
         "effective_output_limit": (claim.effective_output_limit, prefix.effective_output_limit),

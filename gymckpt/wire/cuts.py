@@ -117,6 +117,8 @@ class CutPrefix(Answer):
             raise ValueError("a durable_prefix names kind, buffer, staging keys, count, digest and output limit")
         if not self.staging_keys or len(set(self.staging_keys)) != len(self.staging_keys):
             raise ValueError("staging_keys must be unique, and at least one")
+        if (self.prefix_token_count or 0) > (self.effective_output_limit or 0):
+            raise ValueError("prefix_token_count is beyond effective_output_limit")
         if self.terminal_stop_reason is not None and self.terminal_finish_reason is None:
             raise ValueError("terminal_stop_reason requires terminal_finish_reason")
         if (self.cut_kind == "terminal_completion") != (self.terminal_finish_reason is not None):
