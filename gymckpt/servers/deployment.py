@@ -75,6 +75,8 @@ class ServerConfig(Settings):
     """The name under which others reach it; by default `host`, or this machine's name where that is a wildcard."""
     port: int = Field(default=0, ge=0, le=65_535)
     """0: a free one, chosen at every start."""
+    start_timeout_s: float = Field(default=60.0, gt=0.0, le=3600.0)
+    """It must listen by then; a server that imports much, such as NeMo Gym's, may need more on a busy machine."""
     options: dict[str, Any] = Field(default_factory=dict)
     """What this implementation alone understands."""
     checkpoint: CheckpointBlock = CheckpointBlock()

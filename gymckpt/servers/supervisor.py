@@ -26,7 +26,6 @@ from gymckpt.servers.child import STOP, ChildStart, reserve
 from gymckpt.servers.deployment import Deployment, ServerConfig, ServerKind
 from gymckpt.wire.client import HttpTransport
 
-START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 2.0
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 60.0
@@ -171,23 +170,20 @@ class Supervisor:
 
     async def _await_listening(self, child: _Child, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
+        limit_s = child.config.start_timeout_s
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 line = await process.stdout.readline()
         except TimeoutError:
-            raise ServerError(f"{child.config.instance} did not start within {START_TIMEOUT_S:.0f} s") from None
+            raise ServerError(f"{child.config.instance} did not start within {limit_s:g} s (start_timeout_s)") from None
         said = jsoncodec.loads(line) if line.strip() else {"event": "failed", "code": "", "detail": "it ended at once"}
         if said["event"] != "listening":
             raise self._refusal(child, said)
         async with HttpTransport(max_connections=1) as transport:
-            reply = await transport.call(
-                ServerRef(child.config.instance, _loopback(child)), "GET", "/", deadline=self._deadline()
-            )
+            server, deadline = ServerRef(child.config.instance, _loopback(child)), Deadline.after(self._clock, limit_s)
+            reply = await transport.call(server, "GET", "/", deadline=deadline)
         if reply.status >= 500:
             raise ServerError(f"{child.config.instance} is not healthy: GET / answered HTTP {reply.status}")
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(self._clock, START_TIMEOUT_S)
 
     def _refusal(self, child: _Child, said: Mapping[str, Any]) -> UsageError | ServerError:
         what = f"server {child.config.instance} did not start: {said['detail']}"

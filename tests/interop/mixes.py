@@ -22,6 +22,7 @@ def gym_server(instance: str, kind: str, server: str, *, participates: bool = Tr
         "instance": instance,
         "kind": kind,
         "implementation": GYM,
+        "start_timeout_s": 180.0,
         "options": {"server": server, "config": config},
         "checkpoint": {"enabled": participates},
     }

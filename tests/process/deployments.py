@@ -11,6 +11,8 @@ import yaml
 from tests.process.processes import GYMCKPT, CommandLine, run
 
 TOKEN = {"GYMCKPT_CONTROL_TOKEN": "a-token-of-this-test-alone"}
+START_S = 200.0
+"""More than any server is given to start, so that it is the server that is named."""
 
 
 def bundled(**overrides: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +82,11 @@ class Site:
             environment=TOKEN,
             log=self.root / "serve.log",
         )
-        command.wait_event("ready")
+        try:
+            command.wait_event("ready", timeout_s=START_S)
+        except BaseException:
+            command.close()
+            raise
         return command
 
     def collect_from(self, servers: CommandLine, *arguments: str) -> CommandLine:

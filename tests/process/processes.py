@@ -93,7 +93,9 @@ class CommandLine:
             if not self._read(0.02) and not reached():
                 raise Ended(f"{self.arguments}: ended with {self.process.wait()}\n{self.describe()}")
 
-    def wait_event(self, name: str, matches: Callable[[dict[str, Any]], bool] = lambda event: True) -> dict[str, Any]:
+    def wait_event(
+        self, name: str, matches: Callable[[dict[str, Any]], bool] = lambda event: True, timeout_s: float = 90.0
+    ) -> dict[str, Any]:
         """The first event `name` that `matches` from now on (or already read)."""
         found: list[dict[str, Any]] = []
 
@@ -101,7 +103,7 @@ class CommandLine:
             found.extend(event for event in self.events if event["event"] == name and matches(event))
             return bool(found)
 
-        self.wait_until(reached)
+        self.wait_until(reached, timeout_s)
         return found[0]
 
     def wait_checkpoint(self, good: Callable[[], bool]) -> bool:
