@@ -1,6 +1,7 @@
 """A server of one's own, as a deployment file names it: `sample_server:build`."""
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -18,6 +19,8 @@ def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings
         raise UsageError(f"option refuse: {options['refuse']}", hint="leave it out")
     if "crash" in options:
         os._exit(7)
+    if "hang" in options:
+        signal.pause()
     helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) if "helper" in options else None
     app = FastAPI()
 

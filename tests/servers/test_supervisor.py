@@ -170,6 +170,13 @@ def test_a_server_that_ends_at_its_start_is_named_with_its_log(tmp_path: Path) -
     assert "bad.log" in caught.value.hint
 
 
+def test_a_server_that_does_not_listen_within_its_time_is_named() -> None:
+    [hanging] = _deployment("slow", hang=True).servers
+    deployment = Deployment(servers=(hanging.model_copy(update={"start_timeout_s": 0.5}),))
+    with pytest.raises(ServerError, match=r"slow did not start within 0\.5 s \(start_timeout_s\)"):
+        _with(Supervisor(deployment, token=TOKEN), lambda: asyncio.sleep(0))
+
+
 def test_a_taken_port_is_named() -> None:
     async def start(port: int) -> None:
         config = _deployment("one").servers[0].model_copy(update={"port": port})
