@@ -17,6 +17,7 @@ import zstandard
 from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState
 from gymckpt.ports import FileSystem, WriteHandle
+from gymckpt.storage.durable import reading
 
 FRAME_BYTES = 1 << 20
 MAX_FRAME_BYTES = 256 << 20
@@ -159,11 +160,9 @@ class PlanReader:
 
     def _read_index(self) -> list[Frame]:
         start = self.summary.bytes - self.summary.index_bytes
-        try:
+        with reading(self._path):
             size = self._fs.stat(self._path).size_bytes
             index = self._fs.read(self._path, start, self.summary.index_bytes)
-        except FileNotFoundError:
-            raise DamagedState(f"{self._path} is missing") from None
         if size != self.summary.bytes or hashlib.sha256(index).hexdigest() != self.summary.index_sha256:
             raise DamagedState(f"{self._path} is not the plan that run.json describes (its index or length differs)")
         frames = jsoncodec.loads(index)["frames"]
@@ -171,7 +170,8 @@ class PlanReader:
 
     def read_frame(self, frame: Frame, wanted: Callable[[int, int], bool]) -> Iterator[Planned]:
         """The rollouts of one frame for which `wanted(task, repeat)` holds."""
-        data = self._fs.read(self._path, frame.offset, frame.length)
+        with reading(self._path):
+            data = self._fs.read(self._path, frame.offset, frame.length)
         where = f"{self._path} at byte {frame.offset}"
         if len(data) != frame.length or frame.raw_bytes > MAX_FRAME_BYTES:
             raise DamagedState(f"{where}: the frame is cut short or too large")

@@ -12,6 +12,7 @@ from gymckpt.collection.planfile import PlanSummary
 from gymckpt.errors import DamagedState, NotAsAsked, UsageError
 from gymckpt.ports import FileSystem
 from gymckpt.storage.durable import exists, is_temporary, read_small, remove_quietly, remove_tree, write_new
+from gymckpt.storage.sealing import seal, unseal
 
 FORMAT = 1
 MAX_RUN_JSON_BYTES = 16 << 20
@@ -130,7 +131,7 @@ class RunRecord:
 
 def write_run(fs: FileSystem, paths: RunPaths, record: RunRecord) -> None:
     """Make the directory a run: the last step of its creation. Blocking."""
-    write_new(fs, paths.run_json, jsoncodec.dumps(record.to_json()) + b"\n")
+    write_new(fs, paths.run_json, seal(record.to_json()))
 
 
 def read_run(fs: FileSystem, paths: RunPaths) -> RunRecord:
@@ -144,7 +145,8 @@ def read_run(fs: FileSystem, paths: RunPaths) -> RunRecord:
             )
         raise UsageError(f"{paths.root} holds no run (no run.json)", hint="start one with: gymckpt collect")
     try:
-        value = jsoncodec.loads(read_small(fs, paths.run_json, MAX_RUN_JSON_BYTES))
+        data = read_small(fs, paths.run_json, MAX_RUN_JSON_BYTES)
+        value = jsoncodec.loads(data)
         version = value["format"]
         if isinstance(version, int) and version > FORMAT:
             raise NotAsAsked(
@@ -153,6 +155,7 @@ def read_run(fs: FileSystem, paths: RunPaths) -> RunRecord:
             )
         if version != FORMAT:
             raise DamagedState(f"{paths.run_json}: format {version!r} was never written by any version")
+        value = unseal(data, str(paths.run_json))
         if runidentity.digest(value["identity"]) != value["identity_sha256"]:
             raise DamagedState(f"{paths.run_json}: the identity does not match its digest")
         return RunRecord(

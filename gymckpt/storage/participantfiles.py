@@ -209,7 +209,7 @@ class ParticipantFiles:
         source = self.source()
         for line in lines:
             try:
-                _ = line.episode, line.boundary, line.turns, line.needs, line.chain
+                _ = line.episode, line.boundary, line.turns, line.needs, line.chain, line.size_bytes
                 if not quick:
                     self.read(source, line)
             except DamagedState as error:

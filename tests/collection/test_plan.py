@@ -201,6 +201,15 @@ def test_planning_stops_when_asked(tmp_path: Path) -> None:
         write_plan(FS, tmp_path / "p", rows([typed_row(0)]), CollectSettings(), ROUTING, lambda: True)
 
 
+def test_a_plan_that_is_no_regular_file_is_damage(tmp_path: Path) -> None:
+    plan, _ = planned(tmp_path, rows([typed_row(0)]))
+    path = tmp_path / "plan.jsonl.zst"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(DamagedState, match="not a regular file"):
+        PlanReader(FS, path, plan.summary)
+
+
 def test_no_bit_of_the_plan_can_change_unnoticed(tmp_path: Path) -> None:
     plan, lines = planned(tmp_path, rows([typed_row(n) for n in range(2)]))
     path = tmp_path / "plan.jsonl.zst"
