@@ -37,14 +37,18 @@ def checkpoint(
 async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
     from gymckpt.collection.events import CheckpointNamed, RequestFailed
     from gymckpt.collection.journals import Journals
+    from gymckpt.collection.lock import RunLock
     from gymckpt.collection.requests import ask_for_checkpoint
     from gymckpt.collection.rundirectory import RunPaths, read_run
     from gymckpt.ports import SystemClock, ThreadOffload
-    from gymckpt.storage.durable import exists
+    from gymckpt.storage.durable import exists, remove_quietly
     from gymckpt.storage.files import LocalFileSystem
 
     fs, offload, clock, paths = LocalFileSystem(), ThreadOffload(), SystemClock(), RunPaths(directory)
     read_run(fs, paths)
+    lock = RunLock(fs, offload, clock, paths)
+    if await lock.is_let_go():
+        raise NotAsAsked(f"no collector runs {directory}", hint=f"go on with: gymckpt restore {directory}")
     request = ask_for_checkpoint(fs, paths, name)
     note(f"asked for a checkpoint ({request})")
     waiting = paths.requests / f"{request}.json"
@@ -52,6 +56,9 @@ async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
         async with asyncio.timeout(timeout_s):
             # Another process answers, perhaps on another machine: its word is in the directory, so we look there.
             while exists(fs, waiting) is not None:
+                if await lock.is_let_go() and exists(fs, waiting) is not None:
+                    remove_quietly(fs, waiting)
+                    raise NotAsAsked("the collector ended before it took the checkpoint")
                 await clock.sleep_until(clock.monotonic() + LOOK_EVERY_S)
     except TimeoutError:
         raise NotAsAsked(

@@ -21,6 +21,7 @@ from gymckpt.errors import StoppedResumable
 from gymckpt.ports import ServerRef, SystemClock, ThreadOffload
 from gymckpt.report.display import Display, LiveDisplay, PlainDisplay, SilentDisplay
 from gymckpt.report.summary import summary_lines
+from gymckpt.servers.supervisor import STOP_TIMEOUT_S
 from gymckpt.storage.files import LocalFileSystem
 from gymckpt.wire.client import HttpTransport
 
@@ -107,13 +108,8 @@ async def _collect(job: Job, told: _Told) -> Summary:
             starting = stack.enter_async_context(embedded.running(settings, job.root, told.event))
             running = await _unless_stopped(starting, wishes, job)
             servers = running.servers
-            settings = settings.model_copy(
-                update={
-                    "control_token": running.token,
-                    "control_token_file": None,
-                    "grace": embedded.before_servers_end(settings.grace),
-                }
-            )
+            settings = settings.model_copy(update={"control_token": running.token, "control_token_file": None})
+            wishes.reserved_s = STOP_TIMEOUT_S
         elif job.needs_servers:
             servers = tuple(Server(ServerRef(name, url.rstrip("/"))) for name, url in settings.url.items())
             if settings.gym_head is not None:

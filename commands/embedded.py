@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from pydantic import SecretStr
@@ -13,7 +14,7 @@ from gymckpt.collection.routing import Server
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import UsageError
 from gymckpt.servers.deployment import EXTRAS, IMPLEMENTATIONS, Deployment, bundled_deployment, read_deployment
-from gymckpt.servers.supervisor import STOP_TIMEOUT_S, ServerEvent, Supervisor
+from gymckpt.servers.supervisor import ServerEvent, Supervisor
 
 from .tokens import fresh_token
 
@@ -49,11 +50,6 @@ def chosen(settings: CollectSettings) -> Deployment:
     return deployment
 
 
-def before_servers_end(grace_s: float) -> float:
-    """So much of the grace is the collector's: embedded servers that hang are to be gone when it is over."""
-    return max(grace_s - STOP_TIMEOUT_S, grace_s / 2)
-
-
 def absolute(directory: Path) -> Path:
     """The directory as servers may be told: absolute, without `..`, symlinks left as they are."""
     return Path(os.path.abspath(directory))  # noqa: PTH100 - Path.resolve would follow symlinks
@@ -70,12 +66,14 @@ async def running(
 
     token = fresh_token()
     deployment = chosen(settings).with_checkpoint(root=absolute(directory))
-    supervisor = Supervisor(
-        deployment, token=token, logs=directory / "servers", restart=settings.restart_servers, on_event=tell
-    )
-    on_event({"event": "note", "text": f"starting {', '.join(s.instance for s in deployment.servers)}"})
-    async with supervisor:
-        yield Embedded(_servers(deployment, supervisor), token)
+    with ExitStack() as stack:
+        logs = directory / "servers"
+        if settings.dry_run:  # which leaves nothing behind
+            logs = Path(stack.enter_context(TemporaryDirectory(prefix="gymckpt-dry-run-")))
+        supervisor = Supervisor(deployment, token=token, logs=logs, restart=settings.restart_servers, on_event=tell)
+        on_event({"event": "note", "text": f"starting {', '.join(s.instance for s in deployment.servers)}"})
+        async with supervisor:
+            yield Embedded(_servers(deployment, supervisor), token)
 
 
 def _models(deployment: Deployment, instance: str) -> frozenset[str] | None:

@@ -27,7 +27,7 @@ def export(
         str, typer.Option("--format", metavar="FORMAT", help="jsonl or jsonl.zst (zstd-compressed).")
     ] = "jsonl",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; without it, standard output.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; - or nothing: standard output.")
     ] = None,
     gym: Annotated[
         Path | None,
@@ -42,18 +42,20 @@ def export(
     Works while the run goes on and after any crash; exactly what counts at that moment.
     """
     if gym is not None:
+        if gym.exists() and (not gym.is_dir() or any(gym.iterdir())):
+            raise NotAsAsked(f"{gym} is not an empty directory", hint="nothing was overwritten; give another --gym")
         note(f"{asyncio.run(_export_checkpoint(directory, gym, checkpoint))} records in {gym}")
         return
     if format_ not in ("jsonl", "jsonl.zst"):
         raise UsageError(f"--format {format_[:40]!r} is not jsonl or jsonl.zst")
     with _sink(output) as sink:
         written = asyncio.run(_export(directory, sink, compress=format_ == "jsonl.zst"))
-    note(f"{written} rows" + (f" in {output}" if output else ""))
+    note(f"{written} rows" + (f" in {output}" if output and str(output) != "-" else ""))
 
 
 @contextlib.contextmanager
 def _sink(output: Path | None) -> Iterator[BinaryIO]:
-    if output is None:
+    if output is None or str(output) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from gymckpt.errors import UsageError
+
 from .console import show_json
 
 
@@ -49,8 +51,11 @@ async def _prune(directory: Path, keep: int, chosen: list[str]) -> list[str]:
         checkpoints = CheckpointDirectory(fs, offload, paths.checkpoints)
         if not chosen:
             return await checkpoints.prune(keep, run_id)
-        for checkpoint_id in chosen:
-            await checkpoints.open(checkpoint_id)
+        known = {listed.checkpoint_id for listed in await checkpoints.listing()}
+        if missing := [checkpoint_id for checkpoint_id in chosen if checkpoint_id not in known]:
+            raise UsageError(
+                f"{directory} has no checkpoint {missing[0][:160]!r}", hint=f"see: gymckpt inspect {directory}"
+            )
         for checkpoint_id in chosen:
             await checkpoints.discard(checkpoint_id)
         return chosen

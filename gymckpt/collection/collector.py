@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gymckpt import coordination
 from gymckpt.collection import events
 from gymckpt.collection.aggregates import aggregate
-from gymckpt.collection.dryrun import try_out
+from gymckpt.collection.dryrun import finished, try_out
 from gymckpt.collection.feed import count_unfinished
 from gymckpt.collection.inputs import TaskInput
 from gymckpt.collection.metrics import Metrics, compute
@@ -172,9 +172,11 @@ class _Collector:
         fs, offload = self._ports.fs, self._ports.offload
         found: Holding = await offload.run(lambda: holding(fs, RunPaths(self._root)))
         refuse_holding(self._root, found, self._settings, restore=restore)
-        deployment = await self._unless_stopped(self._discover(), "before anything was sent")
-        trying = try_out(self._settings, self._ports, self._root, self._servers, deployment, self._path_map, source)
-        tried = await self._unless_stopped(trying, "before anything was sent")
+        tried = None if self._settings.overwrite else await finished(self._ports, self._root)
+        if tried is None:
+            deployment = await self._unless_stopped(self._discover(), "before anything was sent")
+            trying = try_out(self._settings, self._ports, self._root, self._servers, deployment, self._path_map, source)
+            tried = await self._unless_stopped(trying, "before anything was sent")
         for text in tried.said:
             self._on_event({"event": "note", "text": text})
         return Summary(
@@ -223,6 +225,9 @@ class _Collector:
 
     async def _carry_out(self, opened: Opened, deployment: Deployment | None) -> Summary:
         self._on_event({"event": "started", "run_id": opened.run.run_id, "pid": opened.lock.holder.pid})
+        if opened.accepted:
+            told = f"{', '.join(opened.accepted)}: accepted as another value; the rollouts stay as they were planned"
+            self._on_event({"event": "note", "text": told})
         session = Session(
             self._settings,
             self._ports,

@@ -14,8 +14,8 @@ from gymckpt.collection.plan import write_plan
 from gymckpt.collection.preflight import preflight
 from gymckpt.collection.recovery import Step, plan_recovery
 from gymckpt.collection.routing import Routing, Server
-from gymckpt.collection.run import Counts
-from gymckpt.collection.rundirectory import RunPaths, read_run
+from gymckpt.collection.run import Counts, Run
+from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.coordination import Deployment, PathMap
 from gymckpt.ports import Deadline
@@ -30,6 +30,17 @@ class DryRun:
     counts: Counts
     said: tuple[str, ...]
     run_id: str = ""
+
+
+async def finished(ports: Ports, root: PurePath) -> DryRun | None:
+    """What is to be said of a run that is complete: no server is needed for that. None for any other directory."""
+    paths = RunPaths(root)
+    if await ports.offload.run(lambda: exists(ports.fs, paths.run_json)) is None:
+        return None
+    record, run = await _replayed(ports, paths)
+    if run.counts.unresolved:
+        return None
+    return DryRun(run.counts, ("nothing to resume",), record.run_id)
 
 
 async def try_out(
@@ -87,12 +98,17 @@ async def _begin(
     return DryRun(Counts(rollouts, 0, 0, 0, rollouts), (said,))
 
 
-async def _resume(settings: CollectSettings, ports: Ports, paths: RunPaths, deployment: Deployment) -> DryRun:
+async def _replayed(ports: Ports, paths: RunPaths) -> tuple[RunRecord, Run]:
     record = await ports.offload.run(lambda: read_run(ports.fs, paths))
     journals = Journals(ports.fs, ports.offload, ports.clock, paths.journal)
     await journals.inspect()
     run = new_run(record)
     await ports.offload.run(lambda: journals.replay_into(run))
+    return record, run
+
+
+async def _resume(settings: CollectSettings, ports: Ports, paths: RunPaths, deployment: Deployment) -> DryRun:
+    record, run = await _replayed(ports, paths)
     directory = CheckpointDirectory(ports.fs, ports.offload, paths.checkpoints)
     candidates, problems = await find_candidates(directory, record.run_id)
     limit = Deadline.after(ports.clock, settings.control_timeout)

@@ -73,12 +73,17 @@ class Journals:
         `large`: its row is worth a thread of its own. On a full disk it waits and tries again, and raises `NoSpace`
         when patience ends.
         """
-        task = asyncio.create_task(self._append(event, large))
+        if not large:
+            try:
+                return await self._write(event, large)
+            except NoSpace:
+                pass
+        task = asyncio.create_task(self._insist(event, large))
         self._appending.add(task)
         task.add_done_callback(self._appended)
         return await asyncio.shield(task)
 
-    async def _append(self, event: Event, large: bool) -> int:
+    async def _insist(self, event: Event, large: bool) -> int:
         begun_s: float | None = None
         while True:
             try:
@@ -94,13 +99,17 @@ class Journals:
                 continue
             if begun_s is not None:
                 self.on_full(False)
-            self.on_durable(event, number)
             return number
 
     def _write(self, event: Event, large: bool) -> Coroutine[Any, Any, int]:
+        def then(number: int) -> None:
+            self.on_durable(event, number)
+
         if isinstance(event, events.Outcome):
-            return self._outcomes.append(events.to_json(replace(event, row=None)), event.row, large=large)
-        return self._all[event.journal].append(events.to_json(event))
+            told = events.to_json(replace(event, row=None))
+            return self._outcomes.append(told, event.row, then=then, large=large)
+        journal = self._dispatch if event.journal == "dispatch" else self._events
+        return journal.append(events.to_json(event), then=then)
 
     def _appended(self, task: "asyncio.Task[int]") -> None:
         self._appending.discard(task)
@@ -111,6 +120,8 @@ class Journals:
         """Return once nothing that was to be appended is under way."""
         while self._appending:
             await asyncio.wait([*self._appending])
+        for journal in self._all.values():
+            await journal.settled()
 
     async def close(self) -> None:
         """Let go of the files, after what is under way."""

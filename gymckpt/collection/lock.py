@@ -121,6 +121,13 @@ class RunLock:
         self._system = system
         return self.epoch
 
+    async def is_let_go(self) -> bool:
+        """Whether nobody holds the run for certain: the silence of another machine proves nothing."""
+        taken = await self._offload.run(self._read)
+        if taken is None or await self._offload.run(lambda: self._released(taken)):
+            return True
+        return taken.holder.host == self._holder.host and not self._lives(taken.holder)
+
     def _system_lock(self) -> Lock | None:
         try:
             return self._fs.lock(self._paths.held)

@@ -74,6 +74,8 @@ class Opened:
     """What is wrong with checkpoints that are newer than the first candidate."""
     written: events.RowsWritten
     created: bool
+    accepted: tuple[str, ...] = ()
+    """Fields of the identity whose new values were accepted just now."""
 
 
 def refuse_holding(root: PurePath, found: Holding, settings: CollectSettings, *, restore: bool) -> None:
@@ -175,6 +177,7 @@ class Opener:
         opened = await self._open(record, created=False)
         for change in changes:
             await opened.journals.append(events.IdentityChanged(change.name, change.old, change.new))
+        opened = replace(opened, accepted=tuple(change.name for change in changes))
         crash_point(AFTER_EPOCH)
         return opened
 

@@ -21,6 +21,8 @@ from gymckpt.identity import TaskId
 from gymckpt.ports import FileSystem, WriteHandle
 
 SHOWN_PROBLEMS = 50
+MAX_ROLLOUTS = 100_000_000
+"""Of one run: what is remembered of each takes some bytes for as long as the run lasts."""
 _BUCKETS = 64
 
 
@@ -104,6 +106,8 @@ class _Planner:
             self.cohorts[found.cohort] = self.cohorts.get(found.cohort, 0) + repeats
         first = jsoncodec.dumps(found.row)
         lines = []
+        if self.writer.rollouts + repeats > MAX_ROLLOUTS:
+            raise UsageError(f"more than {MAX_ROLLOUTS} rollouts in one run", hint="split the tasks, or repeat less")
         for repeat in range(repeats):
             row = with_repeat(found.row, repeat)
             text = first if row is found.row else jsoncodec.dumps(row)

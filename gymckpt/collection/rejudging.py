@@ -187,7 +187,7 @@ async def _rewrite_results(opened: Opened, ports: Ports) -> None:
     """Write the result files anew: rows that lost their force go."""
     anew = RowsWritten(0, 0, 0)
     await opened.journals.append(anew)
-    files = ResultFiles(ports.fs, ports.offload, opened.paths)
+    files = ResultFiles(ports.fs, ports.offload, opened.paths, opened.lock.check_now)
     await files.open(anew, opened.journals, opened.run.opening)
     try:
         if (written := await files.flush(durable=True)) is not None:

@@ -1,7 +1,8 @@
 """rollouts.jsonl and failures.jsonl: copies of what the outcomes journal holds, in its order, made good on resume.
 
 A row is appended after its outcome is durable. From time to time both files are synced and an event records how far
-they went; on resume what lies beyond is cut off and written again from the journal.
+they went; on resume what lies beyond is cut off and written again from the journal. A collector that has lost the run
+writes no row; should one of its rows be on its way at that moment, the next write of the new holder cuts it off.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +21,15 @@ BATCH_BYTES = 4 << 20
 
 
 class ResultFiles:
-    """Appends rows to the two files. `add` only remembers; `flush` writes."""
+    """Appends rows to the two files. `add` only remembers; `flush` writes.
 
-    def __init__(self, fs: FileSystem, offload: Offload, paths: RunPaths) -> None:
+    `check_holder` (blocking) raises `NotAsAsked` where another process holds the run.
+    """
+
+    def __init__(self, fs: FileSystem, offload: Offload, paths: RunPaths, check_holder: Callable[[], None]) -> None:
         self._fs = fs
         self._offload = offload
+        self._check_holder = check_holder
         self._paths = {True: paths.rollouts, False: paths.failures}
         self._handles: dict[bool, WriteHandle] = {}
         self._sizes = {True: 0, False: 0}
@@ -97,6 +102,11 @@ class ResultFiles:
 
     def _write(self, batch: list[tuple[int, Outcome]], durable: bool) -> None:
         data = {kind: _lines(batch, kind) for kind in self._paths}
+        self._check_holder()
+        for kind, path in self._paths.items():
+            if self._size(path) > self._sizes[kind]:
+                with writing(path):
+                    self._fs.truncate(path, self._sizes[kind])
         try:
             for kind, path in self._paths.items():
                 if data[kind]:

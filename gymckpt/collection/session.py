@@ -77,7 +77,7 @@ class Session:
         """The id begun last, for a checkpoint or a restore."""
         self.finished = asyncio.Event()
         """Set whenever a rollout finished; whoever waits on it clears it."""
-        self.files = ResultFiles(ports.fs, ports.offload, opened.paths)
+        self.files = ResultFiles(ports.fs, ports.offload, opened.paths, opened.lock.check_now)
         self.tally = Tally(ports.clock)
         refs = {server.ref.instance: server.ref for server in servers}
         clock = ports.clock

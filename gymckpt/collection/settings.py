@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from gymckpt.collection.options import Cadence, Counts, Duration, Every, Names, Pairs, Repeats
 
 ENV_PREFIX = "GYMCKPT_"
+MAX_REPEATS = 100_000
+"""Of one task: its rows are planned together."""
 
 Scope: TypeAlias = Literal["identity", "operational", "verb"]
 """What a setting decides. `identity`: what the run means, so another value is another run. `operational`: how it is
@@ -28,7 +30,7 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    temperature: float | None = Field(default=None, ge=0, description="sampling temperature")
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="sampling temperature")
     top_p: float | None = Field(default=None, gt=0, le=1, description="nucleus sampling")
     max_output_tokens: int | None = Field(default=None, ge=1, description="tokens of one model call")
     params: dict[str, Any] = Field(default_factory=dict, description="any other parameter, by name")
@@ -102,8 +104,8 @@ class CollectSettings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for agent, count in self.repeats.items():
-            if count < 1:
-                raise ValueError(f"repeats: {agent}={count} is below 1")
+            if not 1 <= count <= MAX_REPEATS:
+                raise ValueError(f"repeats: {agent}={count} is not from 1 to {MAX_REPEATS}")
         for agent, count in self.agent_concurrency.items():
             if count < 1:
                 raise ValueError(f"agent_concurrency: {agent}={count} is below 1")
@@ -114,6 +116,8 @@ class CollectSettings(BaseSettings):
                 raise ValueError(f"url: {name}={url!r} is not an http(s) URL")
             if "@" in url:
                 raise ValueError(f"url: {name} holds a user or password: give secrets by environment, not in URLs")
+            if "?" in url or "#" in url:
+                raise ValueError(f"url: {name} has a query or a fragment: give the server's base URL")
         return self
 
     @classmethod

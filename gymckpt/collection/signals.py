@@ -20,6 +20,8 @@ class Wishes:
         """Skip the checkpoint, but clean up."""
         self.checkpoint = asyncio.Event()
         """Take a checkpoint now and go on; cleared by who takes it."""
+        self.reserved_s = 0.0
+        """So much of the grace, at most half of it, is for what ends after the collector: embedded servers may hang."""
         self.stopped = False
         """As `stop`, for threads."""
 

@@ -26,6 +26,7 @@ async def stop(
     """Stop dispatch, take the last checkpoint unless hurried, retire all that is in flight. Nothing waits longer than
     the grace, whose end it gives; work cut short here writes no outcome."""
     clock, grace_s = session.ports.clock, session.settings.grace
+    grace_s = max(grace_s - wishes.reserved_s, grace_s / 2)
     end = Deadline.after(clock, grace_s)
     session.dispatcher.gate.close("stopping")
     dispatching.cancel()

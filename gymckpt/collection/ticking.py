@@ -183,6 +183,7 @@ class Ticker:
         serving.cancel()
         await asyncio.wait([serving])
         if not self._session.in_flight() and not self._session.restored_unsent():
+            self._session.emit({"event": "note", "text": "no last checkpoint: nothing was in flight"})
             return None
         result = await self.take(stop=True, deadline=deadline)
         if isinstance(result, CheckpointNotTaken) and result.blockers and not deadline.passed:

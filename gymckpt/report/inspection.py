@@ -10,7 +10,7 @@ from gymckpt.collection.opening import known_positions
 from gymckpt.collection.run import Counts, Run
 from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run, split_checkpoint
 from gymckpt.errors import NotAsAsked, UsageError
-from gymckpt.identity import EpisodeId, checkpoint_sequence
+from gymckpt.identity import EpisodeId, checkpoint_sequence, is_safe_name
 from gymckpt.ports import FileSystem, Offload, SystemClock
 from gymckpt.report.documents import CheckpointView, EpisodeView, InspectDocument
 from gymckpt.report.episodes import list_episodes, open_participant, participants
@@ -40,6 +40,8 @@ def find_target(fs: FileSystem, path: PurePath, checkpoint_id: str | None) -> Ta
     paths, inner = split_checkpoint(fs, path)
     if exists(fs, paths.run_json) is not None:
         chosen = checkpoint_id or inner
+        if chosen is not None and (not is_safe_name(chosen) or exists(fs, paths.checkpoints / chosen) is None):
+            raise UsageError(f"{paths.root} has no checkpoint {chosen[:160]!r}", hint=f"see: gymckpt inspect {path}")
         return Target(paths, paths.checkpoints / chosen if chosen else None)
     if exists(fs, path / PARTICIPANTS) is not None:
         if checkpoint_id not in (None, path.name):

@@ -17,16 +17,19 @@ class GroupCommit(Generic[Item, Result]):
     def __init__(self, offload: Offload, write: Callable[[list[Item]], list[Result]]) -> None:
         self._offload = offload
         self._write = write
-        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._waiting: list[tuple[Item, asyncio.Future[Result], Callable[[Result], None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def add(self, item: Item) -> Result:
-        """Return what `write` gave for `item`, once it is durable. A caller that is cancelled does not call it back."""
+    async def add(self, item: Item, then: Callable[[Result], None] = lambda result: None) -> Result:
+        """Return what `write` gave for `item`, once it is durable and `then` was told, in the order of `add`.
+
+        A caller that is cancelled does not call it back: it is written, and `then` is told.
+        """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self._waiting.append((item, future, then))
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._write_all())
-        return await asyncio.shield(future)
+        return await future
 
     async def drain(self) -> None:
         """Wait until nothing waits to be written."""
@@ -37,17 +40,26 @@ class GroupCommit(Generic[Item, Result]):
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                items = [item for item, _ in batch]
+                items = [item for item, _, _ in batch]
                 results = await self._offload.run(partial(self._write, items))
             except BaseException as error:
-                for _, future in batch:
+                for _, future, _ in batch:
                     _fail(future, error)
                 if not isinstance(error, Exception):
                     raise
             else:
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
+                for (_, future, then), result in zip(batch, results, strict=True):
+                    _settle(future, then, result)
+
+
+def _settle(future: "asyncio.Future[Result]", then: Callable[[Result], None], result: Result) -> None:
+    try:
+        then(result)
+    except Exception as error:
+        _fail(future, error)
+    else:
+        if not future.done():
+            future.set_result(result)
 
 
 def _fail(future: "asyncio.Future[Result]", error: BaseException) -> None:

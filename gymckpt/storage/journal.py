@@ -1,6 +1,6 @@
 """An append-only log of events: durable before it is answered, checked in every bit, one set of files per holder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -84,13 +84,15 @@ class Journal:
         """
         await self._offload.run(lambda: self._open(at_least, inspected))
 
-    async def append(self, event: dict[str, Any]) -> int:
-        """Write `event`; returns its number once it is durable.
+    async def append(self, event: dict[str, Any], *, then: Callable[[int], None] = lambda number: None) -> int:
+        """Write `event`; returns its number once it is durable and `then` was told, in the order of the journal.
+
+        A caller that is cancelled does not call the event back.
 
         Raises `NoSpace` or `StorageUnavailable` (nothing of it is left; it may be appended again later), `NotAsAsked`
         once a later epoch has begun, and `StorageFailed` when nobody knows what reached the disk.
         """
-        return await self._group.add((b'"event":' + jsoncodec.dumps(event), b""))
+        return await self._group.add((b'"event":' + jsoncodec.dumps(event), b""), then)
 
     def replay(self) -> Iterator[dict[str, Any]]:
         """Every event, oldest first, as far as `inspect` or `open` found them whole. Blocking."""
@@ -112,9 +114,13 @@ class Journal:
             for file, extent in self._extents.items()
         )
 
+    async def settled(self) -> None:
+        """Wait for what is being written."""
+        await self._group.drain()
+
     async def close(self) -> None:
         """Wait for what is being written, and let go of the file."""
-        await self._group.drain()
+        await self.settled()
         if self._handle is not None:
             self._handle.close()
             self._handle = None

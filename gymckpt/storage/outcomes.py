@@ -65,7 +65,14 @@ class OutcomesJournal(Journal):
         self._index_lines: list[bytes] = []
         self._index: tuple[JournalFile, WriteHandle] | None = None
 
-    async def append(self, event: dict[str, Any], payload: Any = None, *, large: bool = True) -> int:
+    async def append(
+        self,
+        event: dict[str, Any],
+        payload: Any = None,
+        *,
+        then: Callable[[int], None] = lambda number: None,
+        large: bool = True,
+    ) -> int:
         """As `Journal.append`. The payload is durable together with its event, never without it.
 
         One that is not `large` is encoded where it is: a thread would cost more than it saves.
@@ -74,7 +81,7 @@ class OutcomesJournal(Journal):
         def encode() -> tuple[bytes, bytes]:
             return b'"event":' + jsoncodec.dumps(event), b',"payload":' + jsoncodec.dumps(payload)
 
-        return await self._group.add(await self._offload.run(encode) if large else encode())
+        return await self._group.add(await self._offload.run(encode) if large else encode(), then)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Every event that counts, with the place of its payload. Blocking; reads no payload."""

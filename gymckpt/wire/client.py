@@ -1,12 +1,16 @@
-"""The one HTTP client: httpx on the aiohttp transport, with explicit limits, no cookies of its own and no proxies."""
+"""The one HTTP client: httpx's messages on its aiohttp transport, with explicit limits.
+
+Requests go to the transport itself. What `httpx.AsyncClient` adds to them (redirects, cookies, proxies, authorization,
+event hooks) is not wanted here, and costs more than all the rest of a call.
+"""
 
 import asyncio
 import errno
 import functools
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import CookieError, SimpleCookie
 from types import TracebackType
 from typing import Any, Self
@@ -40,14 +44,7 @@ class HttpTransport:
     def __init__(self, *, max_connections: int, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self._max_reply_bytes = max_reply_bytes
         self._max_connections = max_connections
-        transport = AiohttpTransport(verify=_ssl_context(), client=self._session)
-        self._client = httpx.AsyncClient(
-            transport=transport,
-            timeout=None,  # noqa: S113 - every call is bounded by its deadline instead
-            follow_redirects=False,
-            trust_env=False,
-            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
-        )
+        self._transport = AiohttpTransport(verify=_ssl_context(), client=self._session)
 
     def _session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -89,8 +86,11 @@ class HttpTransport:
     async def _exchange(
         self, where: str, method: str, url: str, content: bytes | None, headers: dict[str, str]
     ) -> Reply:
-        async with self._client.stream(method, url, content=content, headers=headers) as response:
-            if response.headers.get("content-encoding", "identity") != "identity":
+        request = httpx.Request(method, _url(url), content=content, headers=headers)
+        response = await self._transport.handle_async_request(request)
+        try:
+            read, cookies = _headers(response.headers.raw)
+            if read.get("content-encoding", "identity") != "identity":
                 raise ServerError(f"{where} compressed its reply although asked not to")
             chunks: list[bytes] = []
             size_bytes = 0
@@ -99,16 +99,13 @@ class HttpTransport:
                 size_bytes += len(chunk)
                 if size_bytes > self._max_reply_bytes:
                     raise ServerError(f"{where} sent more than {self._max_reply_bytes} bytes")
-            return Reply(
-                status=response.status_code,
-                headers=dict(response.headers.items()),
-                body=b"".join(chunks),
-                cookies=_set_cookies(response.headers.get_list("set-cookie")),
-            )
+            return Reply(response.status_code, read, b"".join(chunks), cookies)
+        finally:
+            await response.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._client.aclose()
+        await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,15 +127,23 @@ def _was_refused(error: BaseException) -> bool:
     return False
 
 
-def _set_cookies(lines: list[str]) -> dict[str, str]:
+@functools.lru_cache(maxsize=1024)
+def _url(url: str) -> httpx.URL:
+    # Parsing one takes longer than sending it; the same few are asked again and again.
+    return httpx.URL(url)
+
+
+def _headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], dict[str, str]]:
+    """The headers, one line a name, and the cookies that they set."""
     found: dict[str, str] = {}
-    for line in lines:
-        try:
-            parsed = SimpleCookie(line)
-        except CookieError:
-            continue
-        found.update({name: morsel.value for name, morsel in parsed.items()})
-    return found
+    cookies: dict[str, str] = {}
+    for raw_name, raw_value in raw:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+        if name == "set-cookie":
+            with suppress(CookieError):
+                cookies.update({key: morsel.value for key, morsel in SimpleCookie(value).items()})
+    return found, cookies
 
 
 def json_object(reply: Reply, where: str) -> dict[str, Any]:

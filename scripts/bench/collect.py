@@ -3,11 +3,14 @@
     .venv/bin/python scripts/bench/collect.py [--rollouts N] [--rounds N] [--concurrency N ...]
 
 Beside it run, interleaved, a bare loop on the same transport that posts the same bodies and appends the same results
-durably, and the same loop on plain aiohttp. Each runs in a process of its own; the server has one too.
+durably, the same loop on plain aiohttp, and, in an environment that has NeMo Gym, its own rollout collection (which
+syncs nothing). Each runs in a process of its own; the server has one too. Nothing of a start is counted.
 """
 
 import argparse
 import asyncio
+import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -146,27 +149,69 @@ async def plain_aiohttp(url: str, rollouts: int, concurrency: int, directory: Pa
         await asyncio.gather(*(worker() for _ in range(concurrency)))
 
 
+async def gym(url: str, rollouts: int, concurrency: int, directory: Path) -> None:
+    """NeMo Gym's own collection of as many rows of the same size, told of the server as its launcher would."""
+    theirs = importlib.import_module("nemo_gym.rollout_collection")
+    tasks = _flat_rows(directory, rollouts)
+    config = theirs.RolloutCollectionConfig(
+        input_jsonl_fpath=str(tasks),
+        output_jsonl_fpath=str(directory / "rollouts.jsonl"),
+        num_samples_in_parallel=concurrency,
+        disable_aggregation=True,
+    )
+    await theirs.RolloutCollectionHelper().run_from_config(config)
+
+
+def _flat_rows(directory: Path, rollouts: int) -> Path:
+    directory.mkdir()
+    tasks = directory / "tasks.jsonl"
+    with tasks.open("w") as file:
+        for number in range(rollouts):
+            params = row(number)["task_input"]["responses_create_params"]
+            flat = {"responses_create_params": params, "agent_ref": {"type": "responses_api_agents", "name": "agent"}}
+            file.write(json.dumps(flat) + "\n")
+    return tasks
+
+
+def _gym_config(url: str) -> str:
+    host, _, port = url.removeprefix("http://").partition(":")
+    address = {"host": host, "port": int(port)}
+    there = {**address, "entrypoint": "app.py"}
+    agent = {"type": "responses_api_agents", "name": "agent"}
+    servers = {
+        "head_server": address,
+        "agent": {"responses_api_agents": {"simple_agent": there}},
+        "environment": {"environment_servers": {"single_agent_turn": {**there, "agent": agent}}},
+    }
+    return json.dumps(servers)
+
+
 def _body(number: int) -> dict[str, Any]:
     made = row(number)
     return {"episode_id": {"rollout_id": f"0-{number}", "attempt": 0}, "task": made}
 
 
 KINDS = {"collector": collector, "bare": bare, "aiohttp": plain_aiohttp}
+if importlib.util.find_spec("nemo_gym") is not None:
+    KINDS["gym"] = gym
 
 
 def measure(kind: str, url: str, rollouts: int, concurrency: int) -> None:
     """Run one kind in this process, and print its CPU and wall seconds."""
+    os.environ["NEMO_GYM_CONFIG_DICT"] = _gym_config(url)
     with tempfile.TemporaryDirectory() as scratch:
+        asyncio.run(KINDS[kind](url, 1, 1, Path(scratch) / "first"))
         usage, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
         asyncio.run(KINDS[kind](url, rollouts, concurrency, Path(scratch) / "run"))
         after = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
+    print()
     print(json.dumps({"cpu_s": cpu_s, "wall_s": time.monotonic() - wall, "peak_mb": after.ru_maxrss / 1024}))
 
 
 def _run(*arguments: str) -> dict[str, float]:
     done = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
@@ -186,17 +231,21 @@ def main() -> None:
     url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
     try:
         print(f"{options.rollouts} rollouts, CPU ms a rollout of the collecting process (median of {options.rounds})")
-        print("concurrency  collector    bare  aiohttp  collector/bare  collector/aiohttp  rollouts/s")
+        print("concurrency" + "".join(f"{kind:>11}" for kind in KINDS) + "  collector/bare  collector/aiohttp", end="")
+        print("  rollouts/s" + ("  rate of collector/gym" if "gym" in KINDS else ""))
         for concurrency in options.concurrency:
             found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
             for _ in range(options.rounds):
                 for kind, results in found.items():
                     results.append(_run(kind, url, str(options.rollouts), str(concurrency)))
-            cpu = {k: _median(r["cpu_s"] for r in results) / options.rollouts * 1e3 for k, results in found.items()}
-            rate = options.rollouts / _median(result["wall_s"] for result in found["collector"])
-            ratios = cpu["collector"] / cpu["bare"], cpu["collector"] / cpu["aiohttp"]
-            numbers = f"{cpu['collector']:9.3f} {cpu['bare']:7.3f} {cpu['aiohttp']:8.3f}"
-            print(f"{concurrency:11d}  {numbers} {ratios[0]:15.2f} {ratios[1]:18.2f} {rate:11.0f}", flush=True)
+            cpu = {kind: _median(r["cpu_s"] for r in results) for kind, results in found.items()}
+            wall = {kind: _median(r["wall_s"] for r in results) for kind, results in found.items()}
+            print(
+                f"{concurrency:11d}" + "".join(f"{cpu[kind] / options.rollouts * 1e3:11.3f}" for kind in KINDS), end=""
+            )
+            print(f"{cpu['collector'] / cpu['bare']:16.2f}{cpu['collector'] / cpu['aiohttp']:19.2f}", end="")
+            rate = f"{options.rollouts / wall['collector']:12.0f}"
+            print(rate + (f"{wall['gym'] / wall['collector']:23.2f}" if "gym" in KINDS else ""), flush=True)
     finally:
         server.terminate()
         server.wait()

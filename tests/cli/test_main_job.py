@@ -97,6 +97,22 @@ def test_restore_goes_on_and_every_reading_verb_agrees(run: Path) -> None:
     assert again.returncode == 0
     assert "nothing to resume" in again.stdout
     assert gymckpt("collect", "@workbench", "--run-dir", str(run)).returncode == 3
+    asked = inline("checkpoint", str(run))
+    assert asked.returncode == 3
+    assert "no collector runs" in asked.stderr
+    before = sorted(path.name for path in run.rglob("*"))
+    tried = gymckpt("restore", str(run), "--dry-run", "--url", "nobody=http://127.0.0.1:9")
+    assert tried.returncode == 0, tried.stderr
+    assert "nothing to resume" in tried.stderr
+    assert sorted(path.name for path in run.rglob("*")) == before
+
+
+def test_a_checkpoint_that_is_not_there_is_a_usage_error(run: Path, tmp_path: Path) -> None:
+    verbs: list[list[str]] = [["inspect"], ["verify"], ["prune"], ["export", "--gym", str(tmp_path / "new")]]
+    for verb, *more in verbs:
+        done = inline(verb, str(run), "--checkpoint", "ckpt-000099-00000000", *more)
+        assert done.returncode == 2, done.stderr
+        assert "ckpt-000099-00000000" in done.stderr
 
 
 def test_export_writes_a_new_file_and_never_over_another(run: Path, tmp_path: Path) -> None:
@@ -105,6 +121,8 @@ def test_export_writes_a_new_file_and_never_over_another(run: Path, tmp_path: Pa
     refused = inline("export", str(run), "--output", str(target))
     assert refused.returncode == 3
     assert "nothing was overwritten" in refused.stderr
+    assert inline("export", str(run), "--gym", str(tmp_path)).returncode == 3
+    assert inline("export", str(run), "--output", "-").stdout == inline("export", str(run)).stdout
 
 
 def test_a_checkpoint_in_gyms_own_form_lists_the_same_episodes(run: Path, tmp_path: Path) -> None:

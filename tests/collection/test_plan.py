@@ -137,6 +137,11 @@ def test_a_limit_takes_the_first_tasks_yet_every_row_is_checked(tmp_path: Path) 
     assert "line 3" in refusal(tmp_path / "bad", [typed_row(0), typed_row(1), b"no"], limit=1)
 
 
+def test_absurd_repeats_are_refused_before_anything_is_planned() -> None:
+    with pytest.raises(ValueError, match="repeats"):
+        CollectSettings(tasks="x", repeats={"*": 10**12})
+
+
 def test_repeats_may_differ_by_agent(tmp_path: Path) -> None:
     items = [flat_row(0, agent_ref={"name": "boxer"}), flat_row(1, agent_ref={"name": "agent"})]
     _, lines = planned(tmp_path, rows(items), repeats="boxer=3,*=1")

@@ -52,7 +52,7 @@ def test_a_restore_takes_what_the_run_stored_unless_a_flag_says_otherwise(tmp_pa
         ({"url": ["e=ftp://h"]}, "not an http"),
         ({"checkpoint_every": "5x"}, "5x"),
         ({"grace": "soon"}, "not a duration"),
-        ({"repeats": "0"}, "below 1"),
+        ({"repeats": "0"}, "is not from 1"),
         ({"overwrite": True, "resume": True}, "contradict"),
     ],
 )
