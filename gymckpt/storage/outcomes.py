@@ -112,7 +112,10 @@ class OutcomesJournal(Journal):
         return await self._offload.run(read)
 
     async def verify(self) -> None:
-        """Read every frame that counts; raises `DamagedState` at the first that is not as it was written."""
+        """Read every frame that counts; raises `DamagedState` at the first that is not as it was written.
+
+        Needs neither `inspect` nor `open` before.
+        """
         await self._offload.run(self._verify)
 
     async def close(self) -> None:
@@ -135,6 +138,8 @@ class OutcomesJournal(Journal):
         return line.content().get("payload")
 
     def _verify(self) -> None:
+        if not self._extents:
+            self._inspect()
         for file in sorted(self._extents):
             for _ in self._frame_units(file, 0, self._extents[file].bytes):
                 pass

@@ -185,6 +185,21 @@ async def refused_or(expected: list[int], make: Make, fs: MemoryFileSystem) -> N
     assert str(PLACE) in refused
 
 
+def test_verify_alone_reads_the_frames_that_a_replay_leaves_to_the_index() -> None:
+    fs = memory()
+
+    async def check() -> None:
+        await write(outcomes, fs, 2, 1)
+        await outcomes(fs, 2).verify()
+        path = PLACE / "outcomes-000001-0001.jsonl.zst"
+        data = fs.read(path)
+        fs.overwrite(path, data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamagedState, match="checksum"):
+            await outcomes(fs, 2).verify()
+
+    run(check())
+
+
 @BOTH
 @pytest.mark.parametrize("samples", [FEW, ALL])
 def test_a_truncated_journal_is_refused_or_is_a_beginning_of_what_was_written(make: Make, samples: int | None) -> None:
