@@ -140,8 +140,14 @@ def verify_table(document: VerifyDocument) -> RenderableType:
         for problem in checkpoint.problems:
             lost = f" (episodes: {', '.join(problem.episodes[:10])})" if problem.episodes else ""
             parts.append(Text(f"  {problem.what}{lost}", style="red"))
-    restorable = document.restorable
-    parts.append(Text(f"a restore would use {restorable}" if restorable else "there is no checkpoint to restore"))
+    if document.restorable:
+        parts.append(Text(f"a restore would use {document.restorable}"))
+    elif not any(checkpoint.valid for checkpoint in document.checkpoints):
+        parts.append(Text("there is no checkpoint to restore"))
+    elif document.problems:
+        parts.append(Text("a restore refuses: what is damaged is outside the checkpoints"))
+    else:
+        parts.append(Text("no run here has these checkpoints: a restore takes the directory of their run"))
     return Group(*parts)
 
 

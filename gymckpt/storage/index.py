@@ -7,114 +7,101 @@ list's last item), `"digest"` (of the head), and `"next"` (number of the next pa
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState, InvalidRolloutId
-from gymckpt.identity import KINDS, MAX_ATTEMPT, NAME_PATTERN, EpisodeId, check_rollout_id, is_safe_name
+from gymckpt.identity import MAX_ATTEMPT, NAME_PATTERN, EpisodeId, Kind, check_rollout_id
 from gymckpt.storage.manifest import Manifest, Segment, check_extent, spans
 from gymckpt.storage.parts import Address, Chain
 from gymckpt.storage.records import Boundary, ExportedRecord, Needs
 
-_IS_NAME = re.compile(NAME_PATTERN.removesuffix("$") + r"\Z").match
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_NAME = NAME_PATTERN.removesuffix("$") + r"\Z"
+_IS_NAME = re.compile(_NAME).match
+_Parts = Annotated[tuple[tuple[_Count, _Count, _Count, _Count], ...], msgspec.Meta(min_length=1)]
+_PARTS = msgspec.json.Decoder(_Parts)
+_NEEDS = msgspec.json.Decoder(tuple[tuple[Kind, Annotated[str, msgspec.Meta(pattern=_NAME)]], ...] | None)
+_LISTS = msgspec.json.Decoder(dict[str, tuple[_Count, ...]])
+_TAILS = msgspec.json.Decoder(Mapping[str, str])
+_BAD = (msgspec.MsgspecError, ValueError, RecursionError)
+_T = TypeVar("_T")
 
 
-class IndexLine:
-    """One episode of a checkpoint. Fields are checked when they are looked at: a listing of all stays cheap."""
+class IndexLine(msgspec.Struct, gc=False):
+    """One episode of a checkpoint. What a listing does not need is parsed and checked when it is looked at."""
 
-    __slots__ = ("_fields", "_where")
-
-    def __init__(self, fields: dict[str, Any], where: str) -> None:
-        self._fields = fields
-        self._where = where
-
-    @property
-    def key(self) -> tuple[object, object]:
-        """(rollout_id, attempt), unchecked: for counting and looking up."""
-        return self._fields["rollout_id"], self._fields["attempt"]
-
-    @property
-    def rollout_id(self) -> str:
-        return self.episode.rollout_id
+    rollout_id: str
+    attempt: Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
+    turns: _Count
+    """Delivered model calls."""
+    size_bytes: _Count = msgspec.field(name="bytes")
+    """Bytes of JSON that its parts take."""
+    raw_parts: msgspec.Raw = msgspec.field(name="parts")
+    boundary: Boundary | None = None
+    raw_needs: msgspec.Raw = msgspec.field(name="needs", default=msgspec.Raw(b"null"))
+    raw_lists: msgspec.Raw = msgspec.field(name="lists", default=msgspec.Raw(b"{}"))
+    raw_tails: msgspec.Raw = msgspec.field(name="tails", default=msgspec.Raw(b"{}"))
+    digest: str | None = None
+    next: _Count | None = None
+    where: str = ""
+    """The file and frame it stands in: set by who reads it, never stored."""
 
     @property
     def episode(self) -> EpisodeId:
-        rollout_id, attempt = self._fields["rollout_id"], self._fields["attempt"]
-        if type(rollout_id) is not str or type(attempt) is not int or not 0 <= attempt <= MAX_ATTEMPT:
-            raise self._damage("its episode")
         # A listing asks this a hundred thousand times: the full check only where an ending could read as an attempt.
-        if not _IS_NAME(rollout_id) or ("-a" in rollout_id and not _is_rollout_id(rollout_id)):
+        if not _IS_NAME(self.rollout_id) or ("-a" in self.rollout_id and not _is_rollout_id(self.rollout_id)):
             raise self._damage("its rollout_id")
-        return EpisodeId(rollout_id, attempt)
-
-    @property
-    def boundary(self) -> Boundary | None:
-        fields = self._fields.get("boundary")
-        if fields is None:
-            return None
-        if not isinstance(fields, dict):
-            raise self._damage("its boundary")
-        step, number, at = fields.get("step"), fields.get("number"), fields.get("at")
-        if type(step) is not str or type(number) is not int or number < 0 or not isinstance(at, (float, int)):
-            raise self._damage("its boundary")
-        return Boundary(step, number, at)
-
-    @property
-    def turns(self) -> int:
-        """Delivered model calls."""
-        return self._count("turns")
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of JSON that its parts take."""
-        return self._count("bytes")
+        return EpisodeId(self.rollout_id, self.attempt)
 
     @property
     def needs(self) -> Needs | None:
-        fields = self._fields.get("needs")
-        if fields is None:
-            return None
-        if not isinstance(fields, list) or not all(_is_need(need) for need in fields):
-            raise self._damage("its needs")
-        return tuple((kind, instance) for kind, instance in fields)
+        return self._parse(_NEEDS, self.raw_needs, "needs")
 
     @property
     def parts(self) -> tuple[Address, ...]:
-        fields = self._fields.get("parts")
-        if not isinstance(fields, list) or not fields or not all(_is_address(address) for address in fields):
-            raise self._damage("its parts")
-        return tuple(Address(*address) for address in fields)
+        return tuple(Address(*address) for address in self._parse(_PARTS, self.raw_parts, "parts"))
 
     @property
     def chain(self) -> Chain:
         """What an append to this episode has to know."""
-        parts, lists, digest = self.parts, self._fields.get("lists", {}), self._fields.get("digest")
-        if not isinstance(lists, dict) or not isinstance(digest, (str, type(None))):
+        parts, lists = self.parts, self._parse(_LISTS, self.raw_lists, "lists")
+        if any(len(lengths) != len(parts) for lengths in lists.values()):
             raise self._damage("its lists")
-        for lengths in lists.values():
-            if not isinstance(lengths, list) or len(lengths) != len(parts) or not all(map(_is_count, lengths)):
-                raise self._damage("its lists")
-        tails, following = self._fields.get("tails", {}), self._fields.get("next", len(parts))
-        if not isinstance(tails, dict) or not all(isinstance(tail, str) for tail in tails.values()):
-            raise self._damage("its tails")
-        if not _is_count(following):
-            raise self._damage("its next part")
-        return Chain(parts, {name: tuple(lengths) for name, lengths in lists.items()}, following, None, digest, tails)
+        following = len(parts) if self.next is None else self.next
+        return Chain(parts, lists, following, None, self.digest, self._parse(_TAILS, self.raw_tails, "tails"))
 
-    def _count(self, name: str) -> int:
-        value = self._fields.get(name)
-        if not _is_count(value):
-            raise self._damage(f"its {name}")
-        return value
+    def _parse(self, decoder: msgspec.json.Decoder[_T], raw: msgspec.Raw, name: str) -> _T:
+        try:
+            return decoder.decode(raw)
+        except _BAD as error:
+            raise self._damage(f"its {name}") from error
 
     def _damage(self, what: str) -> DamagedState:
-        rollout_id = str(self._fields.get("rollout_id"))[:160]
-        return DamagedState(f"{self._where}: the line of {rollout_id!r} is not as we write it: {what}")
+        return _damage(self.where, self.rollout_id, what)
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+class _Table(msgspec.Struct):
+    file: str
+    frames: list[tuple[_Count, _Count]]
+
+
+class _Header(msgspec.Struct):
+    segments: list[_Table]
+
+
+_HEADER = msgspec.json.Decoder(_Header)
+_LINES = msgspec.json.Decoder(IndexLine)
+_key = attrgetter("rollout_id", "attempt")
+
+
+def _damage(where: str, rollout_id: str, what: str) -> DamagedState:
+    return DamagedState(f"{where}: the line of {rollout_id[:160]!r} is not as we write it: {what}")
 
 
 def _is_rollout_id(value: str) -> bool:
@@ -122,16 +109,6 @@ def _is_rollout_id(value: str) -> bool:
         return check_rollout_id(value) == value
     except InvalidRolloutId:
         return False
-
-
-def _is_need(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    return value[0] in KINDS and isinstance(value[1], str) and is_safe_name(value[1])
-
-
-def _is_address(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(map(_is_count, value))
 
 
 def header_line(segments: Sequence[Segment]) -> bytes:
@@ -165,17 +142,14 @@ def index_line(exported: ExportedRecord, chain: Chain) -> bytes:
 def read_header(line: bytes, manifest: Manifest, where: str) -> tuple[Segment, ...]:
     """The segments and their frames, in agreement with the manifest; raises `DamagedState`."""
     try:
-        tables = jsoncodec.loads_exact(line)["segments"]
-        frames = {table["file"]: [(size, raw) for size, raw in table["frames"]] for table in tables}
-    except (ValueError, TypeError, LookupError) as error:
-        raise DamagedState(f"{where}: its first line is not as we write it") from error
-    if [table["file"] for table in tables] != [fact.file for fact in manifest.segments]:
+        tables = _HEADER.decode(line).segments
+    except _BAD as error:
+        raise DamagedState(f"{where}: its first line is not as we write it: {error}") from error
+    if [table.file for table in tables] != [fact.file for fact in manifest.segments]:
         raise DamagedState(f"{where}: its segments are not those of the manifest")
     segments = []
-    for fact in manifest.segments:
-        sizes = frames[fact.file]
-        if not all(_is_count(size) and _is_count(raw) for size, raw in sizes):
-            raise DamagedState(f"{where}: the frames of {fact.file} are not as we write them")
+    for fact, table in zip(manifest.segments, tables, strict=True):
+        sizes = table.frames
         check_extent(fact, [size for size, _ in sizes], where)
         if sum(raw for _, raw in sizes) != fact.raw_bytes:
             raise DamagedState(f"{where}: the frames of {fact.file} do not hold {fact.raw_bytes} bytes")
@@ -183,20 +157,32 @@ def read_header(line: bytes, manifest: Manifest, where: str) -> tuple[Segment, .
     return tuple(segments)
 
 
-def read_lines(lines: bytes, where: str, seen: set[tuple[object, object]] | None = None) -> Iterator[IndexLine]:
+def read_lines(lines: bytes, where: str, seen: set[tuple[str, int]]) -> list[IndexLine]:
     """The episodes in whole lines, noted in `seen`; raises `DamagedState`, also for one that is there already."""
-    seen = set() if seen is None else seen
-    for line in lines.rstrip(b"\n").split(b"\n") if lines else ():
+    try:
+        found = _LINES.decode_lines(lines)
+    except _BAD as error:
+        raise _first_damage(lines, where) from error
+    keys = set(map(_key, found))
+    if len(keys) < len(found) or not keys.isdisjoint(seen):
+        twice = next(key for key, times in Counter([*map(_key, found), *seen]).items() if times > 1)
+        raise DamagedState(f"{where}: {EpisodeId(*twice)} is listed twice")
+    seen |= keys
+    for line in found:
+        line.where = where
+    return found
+
+
+def _first_damage(lines: bytes, where: str) -> DamagedState:
+    for line in lines.split(b"\n"):
         try:
-            fields = jsoncodec.loads_exact(line)
-            key = (fields["rollout_id"], fields["attempt"])
-            before = len(seen)
-            seen.add(key)
-        except (ValueError, TypeError, LookupError) as error:
-            raise DamagedState(f"{where}: a line that names no episode") from error
-        if len(seen) == before:
-            raise DamagedState(f"{where}: {str(key)[:160]} is listed twice")
-        yield IndexLine(fields, where)
+            _LINES.decode(line)
+        except _BAD as error:
+            try:
+                return _damage(where, str(jsoncodec.loads(line)["rollout_id"]), str(error))
+            except (ValueError, TypeError, LookupError):
+                break
+    return DamagedState(f"{where}: a line that names no episode")
 
 
 def find_line(lines: bytes, episode: EpisodeId, where: str) -> IndexLine | None:
@@ -205,4 +191,4 @@ def find_line(lines: bytes, episode: EpisodeId, where: str) -> IndexLine | None:
     at = 0 if lines.startswith(start) else lines.find(b"\n" + start) + 1
     if at == 0 and not lines.startswith(start):
         return None
-    return next(read_lines(lines[at : lines.index(b"\n", at) + 1], where))
+    return read_lines(lines[at : lines.index(b"\n", at) + 1], where, set())[0]

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import PurePath
 
 from gymckpt.errors import DamagedState
@@ -68,12 +69,12 @@ class ParticipantFiles:
 
     def index(self) -> Iterator[IndexLine]:
         """Every episode, without its payload."""
-        if self._plain:
-            yield from self._plain.index()
-            return
-        seen: set[tuple[object, object]] = set()
+        return self._plain.index() if self._plain else chain.from_iterable(self._index_by_frame())
+
+    def _index_by_frame(self) -> Iterator[list[IndexLine]]:
+        seen: set[tuple[str, int]] = set()
         for number, lines in self._episode_lines():
-            yield from read_lines(lines, self._index_where(number), seen)
+            yield read_lines(lines, self._index_where(number), seen)
         if len(seen) != self.record_count:
             raise DamagedState(f"{self._index_where(0)}: {len(seen)} episodes, the manifest says {self.record_count}")
 

@@ -7,18 +7,19 @@ records_sha256, record_count}. Read for inspect, verify and restore.
 import hashlib
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState, InvalidRolloutId
-from gymckpt.identity import NAME_PATTERN, EpisodeId, Kind, check_rollout_id
+from gymckpt.identity import MAX_ATTEMPT, NAME_PATTERN, EpisodeId, Kind, check_rollout_id
 from gymckpt.ports import FileSystem
 from gymckpt.storage import durable
 from gymckpt.storage.index import IndexLine
 from gymckpt.storage.manifest import MANIFEST, Sha256, Size
-from gymckpt.storage.records import Record, StoredRecord
+from gymckpt.storage.records import Boundary, Record, StoredRecord
 
 _CHUNK_BYTES = 4 << 20
 
@@ -96,7 +97,7 @@ class PlainForm:
             if episode in seen:
                 raise DamagedState(f"{where}: {episode} stands there twice")
             seen.add(episode)
-            yield IndexLine(_fields(episode, record, offset, len(line)), where)
+            yield _index_line(episode, record, offset, len(line), where)
         if len(seen) != self.record_count:
             raise DamagedState(f"{self._path}: {len(seen)} records, the manifest says {self.record_count}")
 
@@ -144,7 +145,7 @@ def _episode(record: Record, where: str) -> EpisodeId:
     reference = record.get("episode_id")
     if isinstance(reference, dict):
         rollout_id, attempt = reference.get("rollout_id"), reference.get("attempt", 0)
-        if isinstance(rollout_id, str) and type(attempt) is int and attempt >= 0:
+        if isinstance(rollout_id, str) and type(attempt) is int and 0 <= attempt <= MAX_ATTEMPT:
             try:
                 return EpisodeId(check_rollout_id(rollout_id), attempt)
             except InvalidRolloutId as error:
@@ -152,17 +153,10 @@ def _episode(record: Record, where: str) -> EpisodeId:
     raise DamagedState(f"{where}: a record without an episode_id")
 
 
-def _fields(episode: EpisodeId, record: Record, offset: int, length: int) -> dict[str, Any]:
+def _index_line(episode: EpisodeId, record: Record, offset: int, length: int, where: str) -> IndexLine:
     """What our index would say of it: Gym's boundaries name a step, the rest is unknown."""
     boundary = record.get("boundary")
     step = boundary.get("step") if isinstance(boundary, dict) else None
-    known = {"step": step, "number": 0, "at": 0.0} if isinstance(step, str) else None
-    return {
-        "rollout_id": episode.rollout_id,
-        "attempt": episode.attempt,
-        "boundary": known,
-        "turns": 0,
-        "bytes": length,
-        "needs": None,
-        "parts": [[0, 0, offset, length]],
-    }
+    known = Boundary(step, 0, 0.0) if isinstance(step, str) else None
+    place = msgspec.Raw(jsoncodec.dumps([[0, 0, offset, length]]))
+    return IndexLine(*episode, turns=0, size_bytes=length, raw_parts=place, boundary=known, where=where)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from gymckpt.identity import EpisodeId, Kind
 
@@ -13,12 +15,12 @@ Needs: TypeAlias = tuple[tuple[Kind, str], ...]
 """(kind, instance) of every participant that the remaining steps will call."""
 
 
-class Boundary(NamedTuple):
+class Boundary(msgspec.Struct, frozen=True, gc=False):
     """The point from which an episode can continue: the name of the next step, how many boundaries the rollout has
     completed (in environment and agent together, kept over restores), and when this one was recorded (unix seconds)."""
 
     step: str
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0)]
     at: float
 
     def __str__(self) -> str:

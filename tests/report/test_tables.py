@@ -12,12 +12,15 @@ from gymckpt.report.documents import (
     EpisodeView,
     EstimateView,
     InspectDocument,
+    ProblemView,
     ReportDocument,
     ScoresView,
     ServerView,
     TaskView,
+    VerifiedCheckpoint,
+    VerifyDocument,
 )
-from gymckpt.report.tables import NARROW, WIDE, inspect_tables, report_tables, servers_table
+from gymckpt.report.tables import NARROW, WIDE, inspect_tables, report_tables, servers_table, verify_table
 
 NOW_S = 1_800_000_000.0
 NAME = "3f2a1b2c-12345-3"
@@ -124,3 +127,27 @@ def test_a_report_tells_both_denominators_and_fits_eighty_columns() -> None:
     assert planned.split() == ["planned", "2", "8", "0.2500", "-", "0.2500", "1.0000"]
     failed = [line.split() for line in lines if line.startswith(("timeout", "http_500"))]
     assert failed == [["timeout", "2"], ["http_500", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("whole", "journal_damaged", "restorable", "said"),
+    [
+        (True, False, CHECKPOINT, f"a restore would use {CHECKPOINT}"),
+        (True, True, None, "a restore refuses: what is damaged is outside the checkpoints"),
+        (True, False, None, "a restore takes the directory of their run"),
+        (False, False, None, "there is no checkpoint to restore"),
+        (False, True, None, "there is no checkpoint to restore"),
+    ],
+)
+def test_verify_says_what_a_restore_would_do(
+    whole: bool, journal_damaged: bool, restorable: str | None, said: str
+) -> None:
+    damage = [ProblemView(file="journal/a.jsonl", what="journal/a.jsonl line 2: bad", episodes=[])]
+    document = VerifyDocument(
+        checkpoints=[VerifiedCheckpoint(checkpoint_id=CHECKPOINT, valid=whole, problems=[])],
+        restorable=restorable,
+        problems=damage if journal_damaged else [],
+    )
+    shown = drawn(verify_table(document), WIDE)
+    assert said in shown
+    assert ("there is no checkpoint" in shown) is not whole

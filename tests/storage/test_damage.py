@@ -12,6 +12,7 @@ from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState, GymckptError
 from gymckpt.identity import EpisodeId
 from gymckpt.storage.frames import compress
+from gymckpt.storage.index import read_lines
 from gymckpt.storage.manifest import MANIFEST, IndexFact, Manifest, SegmentFact
 from gymckpt.storage.published import CHECKPOINT, COLLECTION, PARTICIPANTS
 from gymckpt.storage.sealing import seal
@@ -280,6 +281,47 @@ def test_an_index_that_lies_is_refused(index: list[dict[str, Any]]) -> None:
     hostile = Hostile()
     hostile.build([LINE], index)
     hostile.refused()
+
+
+@pytest.mark.parametrize("damage", [-1, "69", 1.5, True, None, [69]])
+@pytest.mark.parametrize("field", ["turns", "bytes"])
+def test_a_count_in_the_index_that_is_none_names_frame_and_episode(field: str, damage: Any) -> None:
+    hostile = Hostile()
+    hostile.build([LINE], [row("whole"), row(**{field: damage})])
+    hostile.refused(rf"episodes-\w+.jsonl.zst frame 0: the line of 'r' is not as we write it: .*{field}")
+    (problem,) = run(reader(hostile.fs, 1).verify(quick=True))
+    assert "the line of 'r'" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([row(), row("s"), row()], "frame 0: r is listed twice"),
+        ([row(attempt=2), row(attempt=2)], "frame 0: r-a2 is listed twice"),
+        ([row(), {"attempt": 0}], "frame 0: a line that names no episode"),
+        ([row(needs=[["agent", "../x"]])], "frame 0: the line of 'r' is not as we write it: its needs"),
+    ],
+)
+def test_damage_of_the_index_names_frame_and_episode(index: list[dict[str, Any]], message: str) -> None:
+    hostile = Hostile()
+    hostile.build([LINE], index)
+    hostile.refused(message)
+
+
+def test_an_episode_in_two_frames_of_an_index_is_refused() -> None:
+    seen: set[tuple[str, int]] = set()
+    line = jsoncodec.dumps(row()) + b"\n"
+    read_lines(line, "frame 0", seen)
+    with pytest.raises(DamagedState, match="frame 1: r is listed twice"):
+        read_lines(line, "frame 1", seen)
+
+
+@pytest.mark.parametrize("damage", [{"tails": []}, {"lists": {"/l": [1, 2]}}, {"lists": {"/l": [-1]}}])
+def test_what_the_next_commit_needs_of_an_index_is_verified(damage: dict[str, Any]) -> None:
+    hostile = Hostile()
+    hostile.build([LINE], [row(**damage)])
+    (problem,) = run(reader(hostile.fs, 1).verify(quick=True))
+    assert problem.episodes == (EpisodeId("r"),)
 
 
 @pytest.mark.parametrize(
