@@ -54,10 +54,12 @@ class IndexLine(msgspec.Struct, gc=False):
 
     @property
     def episode(self) -> EpisodeId:
-        # A listing asks this a hundred thousand times: the full check only where an ending could read as an attempt.
-        if not _IS_NAME(self.rollout_id) or ("-a" in self.rollout_id and not _is_rollout_id(self.rollout_id)):
+        # A listing asks this a hundred thousand times: the full check only where an ending could read as an attempt,
+        # and a tuple made without the named tuple's constructor, which is Python.
+        rollout_id = self.rollout_id
+        if not _IS_NAME(rollout_id) or ("-a" in rollout_id and not _is_rollout_id(rollout_id)):
             raise self._damage("its rollout_id")
-        return EpisodeId(self.rollout_id, self.attempt)
+        return tuple.__new__(EpisodeId, (rollout_id, self.attempt))
 
     @property
     def needs(self) -> Needs | None:

@@ -32,6 +32,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.ports import ThreadOffload
 from gymckpt.storage.base import Base
 from gymckpt.storage.files import LocalFileSystem
+from gymckpt.storage.frames import walk_frame
 from gymckpt.storage.reader import ParticipantReader
 from gymckpt.storage.records import Boundary, ExportedRecord, Needs, Record
 from gymckpt.storage.writer import ParticipantWriter
@@ -144,13 +145,10 @@ class Bench:
 
 
 def plain_frames(segment: Path) -> list[bytes]:
-    data, frames = segment.read_bytes(), []
-    while data:
-        engine = zstandard.ZstdDecompressor().decompressobj()
-        engine.decompress(data)
-        rest = engine.unused_data
-        frames.append(data[: len(data) - len(rest)])
-        data = rest
+    data, frames, at = segment.read_bytes(), list[bytes](), 0
+    while span := walk_frame(lambda offset, length: data[offset : offset + length], at, 1 << 40, str(segment)):
+        at += span.size_bytes
+        frames.append(data[span.offset : at])
     return frames
 
 
