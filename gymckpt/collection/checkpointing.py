@@ -132,6 +132,11 @@ class Checkpointer:
         self._unresumed: set[str] = set()
         self._busy = asyncio.Lock()
 
+    @property
+    def all_resumed(self) -> bool:
+        """Whether every server has opened again after every checkpoint, as far as is known."""
+        return not self._unresumed
+
     async def take(
         self, *, stop: bool = False, name: str | None = None, deadline: Deadline | None = None
     ) -> CheckpointTaken | CheckpointNotTaken:
@@ -145,7 +150,9 @@ class Checkpointer:
                 return CheckpointNotTaken(None, f"{culprit} keeps blocking checkpoints", (culprit.capture_key,))
             if not self.deployment.participants:
                 return CheckpointNotTaken(None, "no server takes part in checkpoints")
-            await self._resume_again()
+            if not await self._resume_again(deadline):
+                left = ", ".join(sorted(self._unresumed))
+                return CheckpointNotTaken(None, f"not every server has opened again after {left}")
             opened = _Opened(await self._host.begin_checkpoint(), self._clock.monotonic(), deadline)
             return await self._take(opened, stop, name)
 
@@ -299,6 +306,7 @@ class Checkpointer:
         except TimeoutError:
             told = f"not every server opened again after {opened.checkpoint_id}: each does when its lease ends"
             logger.warning("%s", told)
+            self._unresumed.add(opened.checkpoint_id)
             return (told,)
         for failure in answers.failures:
             logger.warning("%s may stay closed until its lease ends: %s", failure.participant, failure.error.detail)
@@ -306,12 +314,22 @@ class Checkpointer:
         _pass_even_failing(RESUME_AFTER)
         return tuple(failure.error.detail for failure in answers.failures)
 
-    async def _resume_again(self) -> None:
-        """What could not be resumed then may be reached now."""
-        while self._unresumed:
-            limit = Deadline.after(self._clock, self._settings.control_timeout_s)
-            checkpoint_id = self._unresumed.pop()
-            await coordination.resume(self.deployment, self._transport, self._token, checkpoint_id, limit)
+    async def resume_again(self) -> bool:
+        """Open what could not be opened after its checkpoint; whether nothing of ours is closed any more."""
+        async with self._busy:
+            return await self._resume_again(None)
+
+    async def _resume_again(self, deadline: Deadline | None) -> bool:
+        # Twice: where two ids hold different servers, each is refused by the servers of the other at first.
+        for checkpoint_id in [*self._unresumed, *self._unresumed]:
+            if checkpoint_id not in self._unresumed:
+                continue
+            limit_s = self._settings.control_timeout_s
+            limit = Deadline.after(self._clock, limit_s) if deadline is None else deadline.earliest(limit_s)
+            answers = await coordination.resume(self.deployment, self._transport, self._token, checkpoint_id, limit)
+            if not answers.failures:
+                self._unresumed.discard(checkpoint_id)
+        return not self._unresumed
 
     async def _taken(
         self, opened: _Opened, published: PublishedCheckpoint, pause_s: float, warnings: tuple[str, ...]

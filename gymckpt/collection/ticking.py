@@ -37,6 +37,9 @@ class Ticker:
         `StoppedResumable` after too many failures in a row."""
         while True:
             await self._wait()
+            if not self._session.checkpointer.all_resumed and self._session.dispatcher.gate.is_open:
+                async with self._session.control:
+                    await self._session.checkpointer.resume_again()
             requests = await self._requests()
             due = self.cadence.due(self._clock.monotonic(), self._session.tally.finished_here)
             asked = self._wishes.checkpoint.is_set()
@@ -157,6 +160,8 @@ class Ticker:
         if result.checkpoint_id is not None:
             event = {"event": "checkpoint_failed", "checkpoint_id": result.checkpoint_id, "reason": result.reason}
             session.emit(event)
+        else:
+            session.emit({"event": "note", "text": f"no checkpoint: {result.reason}"})
         session.note_rebooted(result.rebooted)
         if result.retire is not None:
             session.dispatcher.abandon(result.retire, "it alone kept checkpoints from being taken")

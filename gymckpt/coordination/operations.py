@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=Answer)
 
+RESUME_SHARE_S = 1.0
 CLEANUP_S = 30.0
 """How long the clean-up after a failed restore may take."""
 
@@ -169,8 +170,28 @@ async def renew(
 async def resume(
     deployment: Deployment, transport: Transport, token: SecretStr | None, checkpoint_id: str, deadline: Deadline
 ) -> Answers[ResumeReply]:
-    """Open admission again, in the reverse order of prepare; also the abort. Goes on past failures and reports them."""
+    """Open admission again, in the reverse order of prepare; also the abort. Goes on past failures and reports them.
 
+    Each kind has its share of the time, and a second at least: one server that hangs keeps no other closed.
+    """
+    replies: dict[ParticipantName, ResumeReply] = {}
+    failures: list[Failure] = []
+    stages = deployment.stages(RESUME_ORDER)
+    for number, stage in enumerate(stages):
+        share_s = max(deadline.remaining_s / (len(stages) - number), RESUME_SHARE_S)
+        answers = await _resume_stage(stage, transport, token, checkpoint_id, Deadline.after(deadline.clock, share_s))
+        replies.update(answers.replies)
+        failures += answers.failures
+    return Answers(replies, tuple(failures))
+
+
+async def _resume_stage(
+    stage: Iterable[ParticipantRef],
+    transport: Transport,
+    token: SecretStr | None,
+    checkpoint_id: str,
+    deadline: Deadline,
+) -> Answers[ResumeReply]:
     async def one(participant: ParticipantRef) -> ResumeReply:
         body = _body(participant, checkpoint_id, deadline, {})
         reply = await post(participant, transport, token, "resume", body, ResumeReply, deadline)
@@ -178,7 +199,7 @@ async def resume(
             raise ServerError(f"resume on {participant} answered phase {reply.phase}")
         return reply
 
-    return await _staged(deployment, RESUME_ORDER, one, past_failures=True)
+    return await call_each(stage, one)
 
 
 async def restore(

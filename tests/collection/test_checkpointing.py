@@ -423,6 +423,25 @@ def test_a_server_that_cannot_be_resumed_is_told_of_and_the_checkpoint_stands(tm
     play(tmp_path, story)
 
 
+def test_what_stayed_closed_is_opened_before_anything_else_however_often_it_has_to_be_asked(tmp_path: Path) -> None:
+    async def story(run: Run) -> None:
+        run.servers.network.faults.append(Fault("lost_request", "tools", "/resume", times=100))
+        first = await run.checkpointer.take()
+        assert isinstance(first, CheckpointTaken)
+        for _ in range(3):
+            missed = await run.checkpointer.take()
+            assert isinstance(missed, CheckpointNotTaken)
+            assert missed.checkpoint_id is None
+            assert first.checkpoint_id in missed.reason
+        run.servers.network.faults.clear()
+        assert not run.checkpointer.all_resumed
+        assert await run.checkpointer.resume_again()
+        assert run.servers.closed() == []
+        await run.taken()
+
+    play(tmp_path, story)
+
+
 def test_with_no_participant_nothing_is_begun(tmp_path: Path) -> None:
     async def story(run: Run) -> None:
         run.checkpointer.deployment = replace(run.checkpointer.deployment, participants=())

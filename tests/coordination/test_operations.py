@@ -185,6 +185,18 @@ def test_refusals_come_back_as_their_own_errors_with_the_instance_in_them(tmp_pa
     on_servers(tmp_path, story)
 
 
+def test_a_server_that_hangs_keeps_no_other_closed(tmp_path: Path) -> None:
+    async def story(servers: Counters, deployment: Deployment) -> None:
+        assert (await prepared(servers, deployment)).ready
+        servers.network.faults.append(Fault("delay_request", "tools", "/resume", delay_s=1000.0))
+        deadline = servers.deadline(2)
+        answers = await coordination.resume(deployment, servers.network, TOKEN, "ckpt-1", deadline)
+        assert [failure.participant.instance for failure in answers.failures] == ["tools"]
+        assert servers.closed() == ["tools"]
+
+    on_servers(tmp_path, story)
+
+
 def test_a_resume_goes_past_a_dead_server_and_reports_it(tmp_path: Path) -> None:
     async def story(servers: Counters, deployment: Deployment) -> None:
         assert (await prepared(servers, deployment)).ready
