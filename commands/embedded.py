@@ -70,6 +70,8 @@ async def running(
         logs = directory / "servers"
         if settings.dry_run:  # which leaves nothing behind
             logs = Path(stack.enter_context(TemporaryDirectory(prefix="gymckpt-dry-run-")))
+        else:
+            directory.mkdir(mode=0o750 if settings.group_readable else 0o700, parents=True, exist_ok=True)
         supervisor = Supervisor(deployment, token=token, logs=logs, restart=settings.restart_servers, on_event=tell)
         on_event({"event": "note", "text": f"starting {', '.join(s.instance for s in deployment.servers)}"})
         async with supervisor:

@@ -42,7 +42,11 @@ def serve(
     ] = None,
     lease: Annotated[
         float | None,
-        typer.Option("--lease", metavar="SECONDS", help="How long closed servers wait for a controller [600]."),
+        typer.Option(
+            "--lease",
+            metavar="SECONDS",
+            help="How long after the deadline of its last call a closed server waits for a controller [600].",
+        ),
     ] = None,
     backend_url: Annotated[
         str | None, typer.Option("--backend-url", metavar="URL", help="OpenAI-compatible backend of the policy model.")

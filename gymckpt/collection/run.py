@@ -74,6 +74,8 @@ class Run:
         self._counts = [0, 0, 0, 0]
         self._checkpoints: set[str] = set()
         self._open: set[str] = set()
+        self.published: str | None = None
+        """The newest checkpoint that was ever published."""
         self.named: dict[str, str] = {}
         """Checkpoint ids that bear a name."""
         self.attempts = 0
@@ -202,7 +204,10 @@ class Run:
                     self._uncleared.pop(episode.rollout_id, None)
             case CheckpointBegun(checkpoint_id):
                 self._begin(checkpoint_id)
-            case CheckpointPublished(checkpoint_id) | CheckpointFailed(checkpoint_id, _):
+            case CheckpointPublished(checkpoint_id):
+                self._open.discard(checkpoint_id)
+                self.published = checkpoint_id
+            case CheckpointFailed(checkpoint_id, _):
                 self._open.discard(checkpoint_id)
             case Restored(restore_id, _) | RestoreFailed(restore_id, _):
                 self._open.discard(restore_id)

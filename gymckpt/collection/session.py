@@ -249,8 +249,10 @@ class Session:
             self._candidates = await with_salvaged(
                 self.opened.checkpoints, self, ports.fs, ports.offload, ports.clock, self._candidates
             )
-        if self.opened.problems and not self._candidates and not self.settings.start_over and self._has_work():
-            told = "; ".join(str(problem) for problem in self.opened.problems[:3])
+        told = "; ".join(str(problem) for problem in self.opened.problems[:3])
+        if not told and self.state.published is not None:
+            told = f"{self.state.published} was published, and is not there"
+        if told and not self._candidates and not self.settings.start_over and self._has_work():
             raise DamagedState(
                 f"no checkpoint of this run is whole: {told}",
                 hint="--start-over begins unfinished rollouts from the input again; --salvage keeps what is whole",

@@ -1,6 +1,7 @@
 """What README and docs/ say is so: verbs, flags, exit codes, links, files."""
 
 import functools
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,11 @@ import pytest
 
 from commands import app, flags
 from gymckpt import errors
+from gymckpt.collection.routing import Routing, Server
+from gymckpt.collection.rows import read_row
 from gymckpt.collection.settings import CollectSettings, Sampling
+from gymckpt.identity import TaskId
+from gymckpt.ports import ServerRef
 from tests.cli.terminal import inline
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -73,3 +78,14 @@ def test_every_package_that_the_architecture_names_exists() -> None:
     text = (CHECKOUT / "docs" / "architecture.md").read_text()
     for package in re.findall(r"\bgymckpt/[a-z_/]+(?:\.py)?", text):
         assert (CHECKOUT / package).exists(), package
+
+
+def test_the_task_row_of_the_guide_is_one() -> None:
+    guide = (CHECKOUT / "docs" / "environments.md").read_text()
+    (row,) = (
+        json.loads(block) for block in re.findall(r"```json\n(.*?)```", guide, re.DOTALL) if "task_input" in block
+    )
+    routing = Routing((Server(ServerRef("environment", "http://e"), "environment"),))
+    found = read_row(json.dumps(row).encode(), routing, cohort=None, overrides={})
+    assert found.task == TaskId("dice", "1")
+    assert {tool["name"] for tool in row["task_input"]["responses_create_params"]["tools"]} == {"roll", "keep"}

@@ -125,6 +125,13 @@ def test_with_nothing_whole_to_stand_on_a_restore_changes_nothing(run: Path) -> 
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == before
 
 
+def test_checkpoints_that_are_gone_are_said_before_anything_starts_over(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    done = gymckpt("restore", str(run))
+    assert done.returncode == 4
+    _one_message(done, "was published, and is not there", "--start-over")
+
+
 def test_a_damaged_journal_is_named_with_its_place(run: Path) -> None:
     journal = next((run / "journal").glob("events-*"))
     data = bytearray(journal.read_bytes())
