@@ -67,15 +67,18 @@ async def running(
     token = fresh_token()
     deployment = chosen(settings).with_checkpoint(root=absolute(directory))
     with ExitStack() as stack:
-        logs = directory / "servers"
-        if settings.dry_run:  # which leaves nothing behind
-            logs = Path(stack.enter_context(TemporaryDirectory(prefix="gymckpt-dry-run-")))
-        else:
-            directory.mkdir(mode=0o750 if settings.group_readable else 0o700, parents=True, exist_ok=True)
+        logs = _logs(settings, directory, stack)
         supervisor = Supervisor(deployment, token=token, logs=logs, restart=settings.restart_servers, on_event=tell)
         on_event({"event": "note", "text": f"starting {', '.join(s.instance for s in deployment.servers)}"})
         async with supervisor:
             yield Embedded(_servers(deployment, supervisor), token)
+
+
+def _logs(settings: CollectSettings, directory: Path, stack: ExitStack) -> Path:
+    if settings.dry_run:  # which leaves nothing behind
+        return Path(stack.enter_context(TemporaryDirectory(prefix="gymckpt-dry-run-")))
+    directory.mkdir(mode=0o750 if settings.group_readable else 0o700, parents=True, exist_ok=True)
+    return directory / "servers"
 
 
 def _models(deployment: Deployment, instance: str) -> frozenset[str] | None:
