@@ -196,17 +196,22 @@ if importlib.util.find_spec("nemo_gym") is not None:
     KINDS["gym"] = gym
 
 
+async def _measured(kind: str, url: str, rollouts: int, concurrency: int, scratch: Path) -> dict[str, float]:
+    await KINDS[kind](url, 1, 1, scratch / "first")  # imports and the like
+    usage, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    await KINDS[kind](url, rollouts, concurrency, scratch / "run")
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
+    return {"cpu_s": cpu_s, "wall_s": time.monotonic() - wall}
+
+
 def measure(kind: str, url: str, rollouts: int, concurrency: int) -> None:
     """Run one kind in this process, and print its CPU and wall seconds."""
     os.environ["NEMO_GYM_CONFIG_DICT"] = _gym_config(url)
     with tempfile.TemporaryDirectory() as scratch:
-        asyncio.run(KINDS[kind](url, 1, 1, Path(scratch) / "first"))
-        usage, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-        asyncio.run(KINDS[kind](url, rollouts, concurrency, Path(scratch) / "run"))
-        after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime
+        measured = asyncio.run(_measured(kind, url, rollouts, concurrency, Path(scratch)))
     print()
-    print(json.dumps({"cpu_s": cpu_s, "wall_s": time.monotonic() - wall, "peak_mb": after.ru_maxrss / 1024}))
+    print(json.dumps(measured))
 
 
 def _run(*arguments: str) -> dict[str, float]:
