@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gymckpt.errors import BackendUnavailable, DeadlinePassed, NotSent, ServerError
@@ -217,7 +217,14 @@ class Backends:
             backend.in_flight -= 1
         if reply.status not in AWAY:
             backend.answered()
-        return reply
+        return self._without_key(reply)
+
+    def _without_key(self, reply: Reply) -> Reply:
+        """A backend that refuses may repeat what it was sent; the key goes into no log and to no caller."""
+        key = self.settings.api_key
+        if not key or 200 <= reply.status < 300:
+            return reply
+        return replace(reply, body=reply.body.replace(key.encode(), b"[the API key]"))
 
     async def _check(self, backend: Backend) -> None:
         deadline = Deadline.after(self._clock, HEALTH_TIMEOUT_S)

@@ -16,8 +16,30 @@ DELTA_CHARACTERS = 2_000
 
 
 def events(route: Route, reply: Mapping[str, Any]) -> Iterator[bytes]:
-    """The events of `reply`, in order, each ready to be sent."""
+    """The events of `reply`, in order, each ready to be sent; those of a failure where it is not of the API's shape."""
+    if not (_is_chat(reply) if route == CHAT else _is_response(reply)):
+        return failure(route, "server_error", "the answer is not of this API's shape")
     return _chat_events(reply) if route == CHAT else _responses_events(reply)
+
+
+def _is_response(reply: Mapping[str, Any]) -> bool:
+    output = reply.get("output")
+    if not _are_objects(output):
+        return False
+    return all(_are_objects(item.get("content")) for item in output or () if item.get("type") == "message")
+
+
+def _is_chat(reply: Mapping[str, Any]) -> bool:
+    choices = reply.get("choices")
+    if not _are_objects(choices):
+        return False
+    messages = [choice.get("message") or {} for choice in choices or ()]
+    return _are_objects(messages) and all(_are_objects(message.get("tool_calls")) for message in messages)
+
+
+def _are_objects(items: Any) -> bool:
+    """Whether this is a list of objects, or nothing."""
+    return items is None or (isinstance(items, list) and all(isinstance(item, dict) for item in items))
 
 
 def failure(route: Route, code: str, message: str) -> Iterator[bytes]:

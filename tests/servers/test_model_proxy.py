@@ -4,8 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
-from gymckpt.errors import UsageError
+from gymckpt.errors import BackendUnavailable, UsageError
 from gymckpt.ports import SystemClock
 from gymckpt.roles import model_backends
 from gymckpt.roles.model_backends import BREAKS_ALLOWED, Backends, BackendSettings, backend
@@ -179,6 +181,30 @@ def test_options_that_make_no_sense_are_refused_by_name(monkeypatch: pytest.Monk
     ):
         with pytest.raises(UsageError):
             build("policy_model", options, DISABLED, Neighbours({}))
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+def test_a_key_that_a_backend_repeats_reaches_no_caller_and_no_log(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI()
+
+    @app.post("/v1/responses")
+    async def refuse(request: Request) -> JSONResponse:
+        return JSONResponse({"error": request.headers["authorization"]}, status)
+
+    async def run() -> str:
+        transport = AppTransport({"http://echo": app})
+        settings = BackendSettings(api_key="sk-secret-0123456789", outage_patience_s=0.2)
+        backends = Backends([backend("echo", "http://echo")], transport, SystemClock(), settings)
+        try:
+            return (await backends.call("/v1/responses", {"input": "x"}, rollout_id=None)).body.decode()
+        except BackendUnavailable as error:
+            return error.detail
+
+    told = asyncio.run(run())
+    assert "[the API key]" in told
+    assert "sk-secret" not in told + caplog.text
 
 
 def test_a_backend_that_hangs_gets_no_calls_until_it_answers_its_health_check_again(
