@@ -68,7 +68,7 @@ SLOW = [
     Cell("commit.before_export", "environment", passage=2),
     Cell("commit.index.before_link", "environment", passage=2),
     Cell("commit.after_manifest", "agent", passage=2),
-    Cell("ledger.append.before_fsync", "policy_model", passage=9),
+    Cell("ledger.append.before_fsync", "policy_model", passage=40),
     Cell("retire.after_mark", "environment"),
     Cell("collector.resume.after_epoch", phase="resume"),
     Cell("collector.restore.intended", phase="resume"),
