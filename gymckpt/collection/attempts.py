@@ -5,7 +5,7 @@ again: the attempt is retired everywhere, and only then does the next one go out
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -122,14 +122,15 @@ class Attempts:
             self._closed_s = self.closed_s
             self._closed_since_s = None
 
-    async def see_through(self, planned: Planned) -> None:
+    async def see_through(self, planned: Planned, replied: Callable[[], None]) -> None:
+        """Raises what stops the whole run. `replied` is called once nothing but the disk is waited for."""
         content = planned.content()
         rollout_id = self._run.rollout_id(planned.task, planned.repeat)
-        while not await self._closed_cohort(rollout_id) and await self._attempt(planned, content):
+        while not await self._closed_cohort(rollout_id) and await self._attempt(planned, content, replied):
             pass
         self.cohorts.done(rollout_id)
 
-    async def _attempt(self, planned: Planned, content: Mapping[str, Any]) -> bool:
+    async def _attempt(self, planned: Planned, content: Mapping[str, Any], replied: Callable[[], None]) -> bool:
         """One attempt, to its end; True if the rollout needs another."""
         await self.gate.wait_open()
         rollout_id = self._run.rollout_id(planned.task, planned.repeat)
@@ -140,7 +141,7 @@ class Attempts:
             crash_point(AFTER_JOURNAL)
             verdict = await self._exchange(flight)
             crash_point(AFTER_SEND)
-            return await self._conclude(flight, verdict)
+            return await self._conclude(flight, verdict, replied)
         finally:
             del self.flights[flight.episode]
             flight.settle(replied=False)
@@ -219,12 +220,14 @@ class Attempts:
 
     # What came of it
 
-    async def _conclude(self, flight: Flight, verdict: Verdict) -> bool:
+    async def _conclude(self, flight: Flight, verdict: Verdict, replied: Callable[[], None]) -> bool:
         match verdict:
             case Succeeded():
                 if await self._around.replaced():
                     await self._wait_to_be_halted()
                 self._outage_since_s = None
+                if self.cohorts.of(flight.episode.rollout_id) is None:
+                    replied()
                 return await self._succeeded(flight, self._success(flight, verdict))
             case Failed(kind):
                 if await self._around.rebooted():

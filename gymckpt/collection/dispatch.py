@@ -20,6 +20,25 @@ SET_ASIDE = 256
 """So many rollouts at most are read ahead of those that wait for the limit of an agent."""
 
 
+class _Seat:
+    """What a rollout takes of the limits until its reply has come: the next may go out while the outcome of this one is
+    made durable."""
+
+    def __init__(self, slots: asyncio.Semaphore, running: Counter[str], names: set[str]) -> None:
+        self._slots = slots
+        self._running = running
+        self._names = names
+        self._taken = True
+        running.update(names)
+
+    def leave(self) -> None:
+        """Give it back. Once more does nothing."""
+        if self._taken:
+            self._taken = False
+            self._slots.release()
+            self._running.subtract(self._names)
+
+
 class Dispatcher:
     """Drives rollouts to their outcomes. `halt` cuts what is under way short; the same `run` then goes on."""
 
@@ -38,7 +57,9 @@ class Dispatcher:
         self._clock = clock
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.concurrency)
-        self._tasks: dict[asyncio.Task[None], Planned] = {}
+        self._rooms = asyncio.Semaphore(2 * limits.concurrency)
+        """Bounds replies that wait for the disk: so many at most as may be under way."""
+        self._tasks: dict[asyncio.Task[None], tuple[Planned, _Seat]] = {}
         self._running: Counter[str] = Counter()
         self._waiting: deque[tuple[Planned, ...]] = deque()
         self._error: BaseException | None = None
@@ -159,27 +180,28 @@ class Dispatcher:
 
     async def _admit(self, members: tuple[Planned, ...]) -> None:
         """Begin these rollouts, all at once: a cohort that began with a part of itself might wait for the rest."""
-        taken = 0
+        taken: list[asyncio.Semaphore] = []
         try:
-            for _ in members:
-                await self._slots.acquire()
-                taken += 1
+            for limit in (self._rooms, self._slots):
+                for _ in members:
+                    await limit.acquire()
+                    taken.append(limit)
             await self.gate.wait_open()
         except BaseException:
-            for _ in range(taken):
-                self._slots.release()
+            for limit in taken:
+                limit.release()
             self._waiting.appendleft(members)
             raise
         for planned in members:
-            task = asyncio.create_task(self._attempts.see_through(planned))
-            self._tasks[task] = planned
-            self._running.update(self._limited(planned))
+            seat = _Seat(self._slots, self._running, self._limited(planned))
+            task = asyncio.create_task(self._attempts.see_through(planned, seat.leave))
+            self._tasks[task] = planned, seat
             task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        planned = self._tasks.pop(task)
-        self._slots.release()
-        self._running.subtract(self._limited(planned))
+        planned, seat = self._tasks.pop(task)
+        seat.leave()
+        self._rooms.release()
         if task.cancelled():
             # A halt lets an outcome that is being made durable become so: that rollout is finished, not cut short.
             if not self._run.finished(planned.task, planned.repeat):

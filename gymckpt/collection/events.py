@@ -6,7 +6,7 @@ belongs to, so that `reopened` needs no place among the outcomes.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from gymckpt.errors import DamagedState
@@ -276,19 +276,21 @@ Event: TypeAlias = (
 
 EVENTS: dict[str, type[_Event]] = {kind.event: kind for kind in cast(tuple[type[_Event], ...], get_args(Event))}
 """By the name in JSON."""
+_FIELDS = {kind: tuple((spec.name, spec.default) for spec in fields(kind)) for kind in EVENTS.values()}
+"""Names and defaults (`MISSING`, which nothing equals, for none) of each."""
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as a journal stores it; fields that hold their default are left out."""
+    """The event as a journal stores it; fields that hold their default are left out, and so is a row, a payload."""
     line: dict[str, Any] = {"event": event.event}
-    for spec in fields(event):
-        value = getattr(event, spec.name)
-        if spec.name == "episode":
-            line["rollout_id"], line["attempt"] = value.rollout_id, value.attempt
-        elif spec.name == "source":
+    for name, default in _FIELDS[type(event)]:
+        value = getattr(event, name)
+        if name == "episode":
+            line["rollout_id"], line["attempt"] = value
+        elif name == "source":
             line["from"] = value.to_json()
-        elif value != spec.default or spec.default is MISSING:
-            line[spec.name] = _plain(value)
+        elif value != default and name != "row":
+            line[name] = _plain(value)
     return line
 
 
@@ -324,12 +326,6 @@ def _read(name: str, line: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    match value:
-        case tuple():
-            return [_plain(item) for item in value]
-        case EpisodeId():
-            return [value.rollout_id, value.attempt]
-        case Install():
-            return [value.rollout_id, value.recorded, value.installed]
-        case _:
-            return value
+    if isinstance(value, Install):
+        return [value.rollout_id, value.recorded, value.installed]
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

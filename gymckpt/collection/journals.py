@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -106,8 +105,7 @@ class Journals:
             self.on_durable(event, number)
 
         if isinstance(event, events.Outcome):
-            told = events.to_json(replace(event, row=None))
-            return self._outcomes.append(told, event.row, then=then, large=large)
+            return self._outcomes.append(events.to_json(event), event.row, then=then, large=large)
         journal = self._dispatch if event.journal == "dispatch" else self._events
         return journal.append(events.to_json(event), then=then)
 

@@ -13,16 +13,15 @@ def snapshot(session: Session, ticker: Ticker) -> Progress:
     """The state of `session` right now. Cheap: proportional to what is in flight."""
     now_s = session.ports.clock.monotonic()
     tally, dispatcher, counts = session.tally, session.dispatcher, session.state.counts
-    flights = dispatcher.flights
+    flights = [flight for flight in dispatcher.flights if flight.sent and not flight.committing]
     rate = tally.rate.per_s(now_s)
-    slowest = heapq.nsmallest(SLOWEST, (flight for flight in flights if flight.sent), key=lambda flight: flight.begun_s)
-    in_flight = sum(1 for flight in flights if flight.sent)
+    slowest = heapq.nsmallest(SLOWEST, flights, key=lambda flight: flight.begun_s)
     return Progress(
         run_id=session.run_id,
         directory=str(session.opened.paths.root),
         counts=counts,
-        in_flight=in_flight,
-        parked=in_flight if dispatcher.closed else 0,
+        in_flight=len(flights),
+        parked=len(flights) if dispatcher.closed else 0,
         restored=tally.restored,
         attempts=session.state.attempts,
         finished_here=tally.finished_here,

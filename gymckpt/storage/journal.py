@@ -28,6 +28,8 @@ BEFORE_FSYNC = declare("journal.before_fsync", "a batch of journal lines is writ
 AFTER_FSYNC = declare("journal.after_fsync", "a batch of journal lines is durable, nobody was told")
 
 MAX_FILE_BYTES = 64 << 20
+_TIME_GRAIN_S = 0.1
+"""Much longer than the clock that stamps files takes for a step."""
 
 Members = tuple[bytes, bytes]
 """What a line holds, as JSON members: those that an index repeats, and the others (with a comma before them)."""
@@ -62,6 +64,8 @@ class Journal:
         self._current: JournalFile | None = None
         self._handle: WriteHandle | None = None
         self._broken: StorageFailed | None = None
+        self._unchanged_s: float | None = None
+        """When the directory last changed, if no later epoch had begun then and whoever begins one changes it again."""
         self._group: GroupCommit[Members, int] = GroupCommit(offload, self._write)
 
     @property
@@ -212,9 +216,23 @@ class Journal:
         self._begin_file(JournalFile.named(self._name, self._epoch, 1, self.suffix), [(members, b"")])
 
     def _check_epoch(self, allowed: int) -> None:
+        changed_s = self._modified_s(self._directory)
+        if changed_s == self._unchanged_s:
+            return
         newest = max((f.epoch for f in list_files(self._fs, self._directory, self._name, self.suffix)), default=0)
         if newest > allowed:
             raise NotAsAsked(f"{self._directory}: epoch {newest} of this run has begun, this one is {self._epoch}")
+        self._unchanged_s = changed_s if self._is_past(changed_s) else None
+
+    def _is_past(self, changed_s: float) -> bool:
+        """Whether the next name in the directory is sure to give it another time than `changed_s`."""
+        # Only times of the same file system are compared. One that counts whole seconds is not trusted with this.
+        written_s = self._modified_s(self._path(self._current)) if self._current else 0.0
+        return written_s > changed_s + _TIME_GRAIN_S and not changed_s.is_integer()
+
+    def _modified_s(self, path: PurePath) -> float:
+        with durable.reading(path):
+            return self._fs.stat(path).modified_s
 
     def _begin_file(self, file: JournalFile, batch: list[Members]) -> None:
         path = self._path(file)

