@@ -1,6 +1,5 @@
 """`gymckpt collect`: every planned rollout, with checkpoints on the way."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +24,6 @@ def collect(
 
     Ctrl-C or SIGTERM: a last checkpoint, then the command that goes on is printed (exit 75). SIGUSR1: a checkpoint now.
     """
-    from gymckpt.collection import origins
     from gymckpt.collection.opening import source_of
     from gymckpt.ports import ThreadOffload
     from gymckpt.storage.files import LocalFileSystem
@@ -34,7 +32,7 @@ def collect(
     from .embedded import absolute
     from .places import check_place, fresh_directory
 
-    settings = origins.load(given, directory=Path.cwd()).settings
+    settings = flags.load(given).settings
     source = source_of(settings)  # before any server is started: is there such a file, or such a set?
     root = absolute(settings.run_dir or fresh_directory())
     fs = LocalFileSystem(group_readable=settings.group_readable)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gymckpt import eventloop
 from gymckpt.collection import collector, signals
 from gymckpt.collection.collector import Summary
 from gymckpt.collection.inputs import TaskInput
@@ -62,7 +63,7 @@ def carry_out(job: Job) -> int:
         stack.enter_context(display)
         told = _Told(display, printer)
         stack.enter_context(_warnings(told.event))
-        summary = asyncio.run(_collect(job, told))
+        summary = eventloop.run(_collect(job, told))
     if not job.as_json:
         print("\n".join(summary_lines(summary, told.mean_reward)), flush=True)
     elif summary.resume_command is not None:

@@ -1,12 +1,10 @@
 """`gymckpt config`: every setting, its value, and where it came from."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gymckpt.collection import origins
 from gymckpt.collection.settings import scope_of
 
 from . import flags
@@ -31,7 +29,7 @@ def show_config(
     The first source that has a value wins: command line, GYMCKPT_ variables (nested with __), .env, gymckpt.toml, the
     table tool.gymckpt of pyproject.toml, default. Secrets are never shown.
     """
-    loaded = origins.load(given, directory=Path.cwd())
+    loaded = flags.load(given)
     values = loaded.settings.model_dump(mode="json")
     if as_json:
         shown = {

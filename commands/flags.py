@@ -13,8 +13,12 @@ from pydantic import BaseModel, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
 
 from gymckpt import jsoncodec
+from gymckpt.collection import origins
 from gymckpt.collection.options import format_duration, parse_duration_s
+from gymckpt.collection.origins import Loaded
 from gymckpt.collection.settings import CollectSettings, Sampling
+
+from .console import note
 
 SPELLING: Mapping[str, str] = {"params": "--param"}
 """Flags whose name is not that of the setting."""
@@ -33,6 +37,14 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Resuming": ("resume", "overwrite", "start_over", "salvage", "steal_lock", "accept_change"),
 }  # fmt: skip
 OTHER_PANEL = "How to collect"
+
+
+def load(given: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> Loaded:
+    """Every setting, with these flags; what may be a misspelled variable is told. Raises `UsageError`."""
+    loaded = origins.load(given, directory=Path.cwd(), run=run)
+    for doubt in loaded.doubts:
+        note(doubt)
+    return loaded
 
 
 def flag(name: str) -> str:

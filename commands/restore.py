@@ -32,7 +32,6 @@ def restore(
 
     Settings are those that the run was begun with, unless a flag says otherwise. A finished run: nothing to do, exit 0.
     """
-    from gymckpt.collection import origins
     from gymckpt.collection.rundirectory import read_run, split_checkpoint
     from gymckpt.ports import ThreadOffload
     from gymckpt.storage.files import LocalFileSystem
@@ -44,7 +43,7 @@ def restore(
     fs = LocalFileSystem()
     paths, _ = split_checkpoint(fs, absolute(directory))
     record = read_run(fs, paths)
-    settings = origins.load(given, directory=Path.cwd(), run=record.settings).settings
+    settings = flags.load(given, record.settings).settings
     root = Path(paths.root)
     unfinished = check_place(fs, ThreadOffload(), root, settings, restore=True)
     job = Job(settings=settings, root=root, source=None, restore=True, needs_servers=unfinished, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
+from gymckpt import eventloop
 from gymckpt.errors import ServerError, UsageError
 from gymckpt.identity import is_safe_name
 from gymckpt.servers.deployment import Deployment, bundled_deployment, print_deployment, read_deployment
@@ -77,7 +78,7 @@ def serve(
         print(print_deployment(deployment), end="")
         return
     token = required_control_token(control_token_file)
-    asyncio.run(_serve(deployment, token, logs=log_dir, restart=not no_restart, as_json=as_json))
+    eventloop.run(_serve(deployment, token, logs=log_dir, restart=not no_restart, as_json=as_json))
 
 
 def chosen_deployment(config: Path | None, *, backend_url: str | None, model: str | None) -> Deployment:

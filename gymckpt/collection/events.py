@@ -5,7 +5,7 @@ the rows), `events` (everything else). No order *between* journals is relied on:
 belongs to, so that `reopened` needs no place among the outcomes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
@@ -276,8 +276,29 @@ Event: TypeAlias = (
 
 EVENTS: dict[str, type[_Event]] = {kind.event: kind for kind in cast(tuple[type[_Event], ...], get_args(Event))}
 """By the name in JSON."""
+
+
+def _read_episodes(line: Mapping[str, Any]) -> Any:
+    found = line["episodes"]
+    if not isinstance(found, list):  # a count, in `CheckpointPublished`
+        return found
+    return tuple(EpisodeId(str(rollout_id), int(attempt)) for rollout_id, attempt in found)
+
+
+_KEYS = {"episode": "rollout_id", "source": "from"}
+_READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "episode": lambda line: EpisodeId(str(line["rollout_id"]), int(line["attempt"])),
+    "source": lambda line: Source.from_json(line["from"]),
+    "episodes": _read_episodes,
+    "installs": lambda line: tuple(Install(str(who), int(old), int(new)) for who, old, new in line["installs"]),
+}
 _FIELDS = {kind: tuple((spec.name, spec.default) for spec in fields(kind)) for kind in EVENTS.values()}
 """Names and defaults (`MISSING`, which nothing equals, for none) of each."""
+_READ = {
+    kind: tuple((name, _KEYS.get(name, name), _READERS.get(name)) for name, _ in named)
+    for kind, named in _FIELDS.items()
+}
+"""Names, keys in JSON, and how to read what is not read as it is."""
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -300,29 +321,10 @@ def from_json(line: Mapping[str, Any]) -> Event | None:
     if kind is None:
         return None
     try:
-        return cast(
-            Event, kind(**{spec.name: _read(spec.name, line) for spec in fields(kind) if _has(spec.name, line)})
-        )
+        held = {name: read(line) if read else line[key] for name, key, read in _READ[kind] if key in line}
+        return cast(Event, kind(**held))
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedState(f"a journal holds an event {kind.event!r} that cannot be read: {error!r}") from error
-
-
-def _has(name: str, line: Mapping[str, Any]) -> bool:
-    return {"episode": "rollout_id", "source": "from"}.get(name, name) in line
-
-
-def _read(name: str, line: Mapping[str, Any]) -> Any:
-    match name:
-        case "episode":
-            return EpisodeId(str(line["rollout_id"]), int(line["attempt"]))
-        case "source":
-            return Source.from_json(line["from"])
-        case "episodes" if isinstance(line[name], list):
-            return tuple(EpisodeId(str(rollout_id), int(attempt)) for rollout_id, attempt in line[name])
-        case "installs":
-            return tuple(Install(str(rollout), int(old), int(new)) for rollout, old, new in line[name])
-        case _:
-            return line[name]
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Reads the settings from all their sources, and remembers where each value came from."""
 
-from collections.abc import Mapping
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ class Loaded:
 
     settings: CollectSettings
     origins: Mapping[str, str]
+    doubts: tuple[str, ...] = ()
+    """What may have been meant as a setting and is none."""
 
 
 class _Pyproject(CollectSettings):
@@ -63,7 +67,7 @@ def load(
             merged[name] = {**merged[name], **value} if both else value
             origins[name] = f"environment {ENV_PREFIX}{name.upper()}" if origin == "environment" else origin
     try:
-        return Loaded(CollectSettings(**merged), origins)
+        return Loaded(CollectSettings(**merged), origins, tuple(_misspelled(os.environ)))
     except ValidationError as error:
         raise UsageError("; ".join(_problem(item, origins) for item in error.errors(include_input=False))) from None
 
@@ -86,6 +90,15 @@ def _read(source: PydanticBaseSettingsSource, origin: str) -> dict[str, Any]:
         return values
     # A .env file serves other programs too: what is no setting of ours is none of our business.
     return {name: value for name, value in values.items() if name in CollectSettings.model_fields}
+
+
+def _misspelled(environment: Iterable[str]) -> Iterator[str]:
+    """Variables whose names are almost those of settings: other names with our prefix may be somebody else's."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in CollectSettings.model_fields}
+    for name in sorted(environment):
+        if name.startswith(ENV_PREFIX) and (stem := name.partition("__")[0]) not in known:
+            for meant in difflib.get_close_matches(stem, known, n=1, cutoff=0.85):
+                yield f"{name} in the environment is no setting, and is ignored: did you mean {meant}?"
 
 
 def _problem(item: Any, origins: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ nothing else; logs go to standard error. The end of standard input means that th
 it: the child stops, and takes its own subprocesses with it.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Final
 import uvicorn
 from pydantic import SecretStr
 
-from gymckpt import crashpoints, jsoncodec
+from gymckpt import crashpoints, eventloop, jsoncodec
 from gymckpt.errors import GymckptError
 from gymckpt.participant.directories import require_root
 from gymckpt.ports import ServerRef
@@ -192,7 +191,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each call between servers is too much
     _only_here(start.config.instance)
     try:
-        asyncio.run(_serve(start, pipe, report))
+        eventloop.run(_serve(start, pipe, report))
     except GymckptError as error:
         report(jsoncodec.dumps({"event": "failed", "code": error.code, "detail": error.detail, "hint": error.hint}))
         sys.exit(error.exit_code)

@@ -9,7 +9,9 @@ damaged, is read from the frames. So it can prove that a frame counted, and neve
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from gymckpt import jsoncodec
 from gymckpt.errors import DamagedState
@@ -23,6 +25,18 @@ from gymckpt.storage.journallines import Line, check_line, make_line
 _LONGEST_FRAME_BYTES = 2 << 30
 _ZEROS = bytes(512)
 """A run of so many zeros stands in no frame of ours: a block of the file was never written."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Indexed(msgspec.Struct):
+    """Of a line of the index, where its payload is."""
+
+    at: tuple[_Count, _Count, _Count, _Count, _Count]
+
+
+_INDEXED = msgspec.json.Decoder(_Indexed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class OutcomesJournal(Journal):
                 for line in unit.lines:
                     content = line.content()
                     if "event" in content:
-                        yield Outcome(line.sequence, content["event"], _place(file.name, content["at"]))
+                        yield Outcome(line.sequence, content["event"], _place(file.name, line))
 
     async def payload(self, outcome: Outcome) -> Any:
         """The payload of one outcome; raises `DamagedState` naming file and frame."""
@@ -173,7 +187,7 @@ class OutcomesJournal(Journal):
         span: FrameSpan | None = None
         try:
             for unit in line_units(self._fs, path, entry.size_bytes):
-                place = _place(file.name, unit.lines[0].content().get("at"))
+                place = _place(file.name, unit.lines[0])
                 if span is not None and place.frame != span:
                     yield Unit(span.offset, span.offset + span.size_bytes, lines)
                     lines = []
@@ -297,10 +311,12 @@ def _to_index(lines: bytes, span: FrameSpan, where: str) -> list[Line]:
     return found
 
 
-def _place(file: str, at: Any) -> Place:
-    if not isinstance(at, list) or len(at) != 5 or not all(type(n) is int and n >= 0 for n in at):
-        raise DamagedState(f"{file}: its index has no place for a payload")
-    return Place(file, FrameSpan(at[0], at[1], at[2]), at[3], at[4])
+def _place(file: str, line: Line) -> Place:
+    try:
+        at = _INDEXED.decode(line.data).at
+    except msgspec.MsgspecError as error:
+        raise DamagedState(f"{file}: its index has no place for a payload: {error}") from error
+    return Place(file, FrameSpan(*at[:3]), *at[3:])
 
 
 def _zeros(read: Callable[[int, int], bytes], start: int, limit: int) -> bool:

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gymckpt import eventloop
+
 REPLY = {"reward": 1.0, "responses_create_params": {"input": "?"}, "response": {"output": ["x" * 1500]}}
 
 
@@ -209,7 +211,8 @@ def measure(kind: str, url: str, rollouts: int, concurrency: int) -> None:
     """Run one kind in this process, and print its CPU and wall seconds."""
     os.environ["NEMO_GYM_CONFIG_DICT"] = _gym_config(url)
     with tempfile.TemporaryDirectory() as scratch:
-        measured = asyncio.run(_measured(kind, url, rollouts, concurrency, Path(scratch)))
+        run = asyncio.run if kind == "gym" else eventloop.run  # theirs runs in asyncio's own loop
+        measured = run(_measured(kind, url, rollouts, concurrency, Path(scratch)))
     print()
     print(json.dumps(measured))
 

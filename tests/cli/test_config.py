@@ -53,3 +53,11 @@ def test_a_wrong_value_names_the_setting_and_its_source() -> None:
     assert done.returncode == 2
     assert "concurrency" in done.stderr
     assert "GYMCKPT_CONCURRENCY" in done.stderr
+
+
+def test_a_variable_that_is_almost_a_setting_is_told_and_others_are_not() -> None:
+    done = gymckpt("config", env={"GYMCKPT_CONCURENCY": "9", "GYMCKPT_OF_SOMEBODY_ELSE": "1"})
+    assert done.returncode == 0
+    assert "GYMCKPT_CONCURENCY in the environment is no setting" in done.stderr
+    assert "did you mean GYMCKPT_CONCURRENCY?" in done.stderr
+    assert "SOMEBODY_ELSE" not in done.stderr
