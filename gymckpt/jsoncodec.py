@@ -5,12 +5,14 @@ nesting. All of these happen to real rollouts, so a value that meets one of them
 is JSON with the tokens `NaN`, `Infinity` and `-Infinity`; a lone surrogate is written as an escape.
 """
 
-import io
 import json
-import pickle
+import math
+import re
+import threading
 from json.decoder import JSONDecodeError
 from typing import Any
 
+import msgspec
 import orjson
 
 from gymckpt.errors import UsageError
@@ -27,8 +29,21 @@ _LONGEST_SAFE_DIGITS = 18
 """Every integer of so many digits fits into 64 bits."""
 _DIGITS = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))
 _LONG_NUMBER = b"0" * (_LONGEST_SAFE_DIGITS + 1)
-_FLOAT = ord("G")
+_PACKER = msgspec.msgpack.Encoder()
+_NONFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+_FINITE = frozenset({str, int, bool, type(None)})
 _RARE = 100
+
+
+class _Scratch(threading.local):
+    """Memory that a thread uses again: pages that were never touched cost more than the packing."""
+
+    def __init__(self) -> None:
+        self.packed = bytearray()
+
+
+_SCRATCH = _Scratch()
+_KEPT_BYTES = 4 << 20
 
 
 class NotJson(UsageError, ValueError):
@@ -51,7 +66,7 @@ def encode(value: Json) -> tuple[bytes, bool]:
         data = orjson.dumps(value, option=_STRICT)
     except TypeError:
         return _render(value, sort_keys=False), False
-    if b"null" in data and _may_hold_nonfinite(value):
+    if b"null" in data and _holds_nonfinite(value):
         rendered = _render(value, sort_keys=False)
         return rendered, rendered == data
     return data, True
@@ -98,7 +113,7 @@ def canonical(value: Json) -> bytes:
         data = orjson.dumps(value, option=_STRICT | orjson.OPT_SORT_KEYS)
     except TypeError:
         return _render(value, sort_keys=True)
-    if b"null" in data and _may_hold_nonfinite(value):
+    if b"null" in data and _holds_nonfinite(value):
         return _render(value, sort_keys=True)
     return data
 
@@ -121,31 +136,49 @@ def _render(value: Json, *, sort_keys: bool) -> bytes:
         raise NotJson(str(error)) from error
 
 
-def _may_hold_nonfinite(value: Json) -> bool:
-    """Whether `value` may hold NaN or an infinity; never False if it does.
+def _holds_nonfinite(value: Json) -> bool:
+    """Whether NaN or an infinity is in `value`: never False if one is, and True where that cannot be told.
 
-    A walk in Python costs more than the encoding. Pickle writes a float as `G` and its eight bytes, highest first, at C
-    speed, and those of every non-finite float begin with 7F or FF. Nothing here is ever unpickled.
+    A walk in Python over every value would cost more than the encoding. MessagePack writes a float as CB and its eight
+    bytes, highest first, at C speed, and those of every non-finite float begin with 7F or FF and a byte above EF. Only
+    a value in whose bytes that stands is walked.
     """
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, protocol=5)
-    pickler.fast = True  # no memo: the value is a tree, or orjson would have refused it
+    packed = _SCRATCH.packed
     try:
-        pickler.dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
+        _PACKER.encode_into(value, packed)
+        return (_may_hold(packed, 0x7F) or _may_hold(packed, 0xFF)) and _finds_nonfinite(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return True
-    written = buffer.getvalue()
-    return _holds_float(written, 0x7F) or _holds_float(written, 0xFF)
+    finally:
+        if len(packed) > _KEPT_BYTES:
+            _SCRATCH.packed = bytearray()
 
 
-def _holds_float(pickled: bytes, high: int) -> bool:
-    """Whether `G` stands before a byte `high`. That byte is rare in text, and looking for one byte is several times
-    faster than looking for two; where it is not rare, two it is."""
+def _may_hold(packed: bytearray, high: int) -> bool:
+    """Whether a non-finite float that begins with the byte `high` may be in `packed`. That byte is rare in text, and
+    looking for one byte is many times faster than looking for three; where it is not rare, three it is."""
     at = 0
     for _ in range(_RARE):
-        at = pickled.find(high, at + 1)
+        at = packed.find(high, at + 1)
         if at < 0:
             return False
-        if pickled[at - 1] == _FLOAT:
+        if _NONFINITE.match(packed, at - 1):
             return True
-    return bytes((_FLOAT, high)) in pickled
+    return _NONFINITE.search(packed) is not None
+
+
+def _finds_nonfinite(value: Json) -> bool:
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
+        if kind is dict:
+            pending.extend(item.values())
+        elif kind is list or kind is tuple:
+            pending.extend(item)
+        elif kind is float:
+            if not math.isfinite(item):
+                return True
+        elif kind not in _FINITE:
+            return True
+    return False

@@ -90,13 +90,13 @@ def merge(
     spool, buffer = Spool(fs, directory, level), LineBuffer(number)
 
     def put(line: bytes) -> Address:
-        address = buffer.put(line)
+        address = buffer.put((line,))
         write()
         return address
 
     def write() -> None:
         for lines in buffer.take_ready():
-            spool.add(b"".join(lines))
+            spool.add(lines)
 
     try:
         moved = {

@@ -8,7 +8,7 @@ A line that orjson would not read exactly has `"wide": true` before its payload.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gymckpt import jsoncodec
 from gymckpt.errors import CheckpointFailed, DamagedState
@@ -17,6 +17,10 @@ from gymckpt.storage.records import ExportedRecord, Record
 
 ENVELOPE_BYTES = 4096
 """More than a line has beside its record or its head and lists, pointers of ordinary length included."""
+
+
+Line: TypeAlias = tuple[bytes, ...]
+"""A line in pieces, newline included: making one of them would copy the record once more."""
 
 
 class Address(NamedTuple):
@@ -77,7 +81,7 @@ class Snapshot:
 class Encoded:
     """What an export amounts to: a line to write, or None if what is stored already is the same."""
 
-    line: bytes | None
+    line: Line | None
     lists: Mapping[str, int]
     digest: str | None
     appended: bool
@@ -112,8 +116,9 @@ def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> En
     exported, lengths = snapshot.exported, chain.lengths() if chain else {}
     grows = chain is not None and _grew(chain, snapshot)
     tails = {name: _tail(items, len(items)) for name, items in snapshot.items.items()}
+    appended = grows and bool(snapshot.items)
     compare = exported.revision is None
-    head, exact = jsoncodec.encode(snapshot.head) if snapshot.items or compare else (b"", True)
+    head, exact = jsoncodec.encode(snapshot.head) if appended or compare else (b"", True)
     digest = head_digest(head) if compare else None
     if (
         grows
@@ -123,21 +128,20 @@ def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> En
         and lengths == dict(exported.lists)
     ):
         return Encoded(None, exported.lists, digest, appended=True, tails=tails)
-    appended = grows and bool(snapshot.items)
     if appended:
         added = {
             name: {"from": lengths[name], "items": items[lengths[name] :]} for name, items in snapshot.items.items()
         }
         lists, lists_exact = jsoncodec.encode(added)
         exact = exact and lists_exact
-        payload = b',"head":' + head + b',"lists":' + lists + b"}\n"
+        payload: Line = (b',"head":', head, b',"lists":', lists, b"}\n")
     else:
         if snapshot.items or not head:
             head, exact = jsoncodec.encode(_whole(snapshot))
-        payload = b',"record":' + head + b"}\n"
-    check_size(len(payload), max_record_bytes, exported.episode)
+        payload = (b',"record":', head, b"}\n")
+    check_size(sum(map(len, payload)), max_record_bytes, exported.episode)
     part = chain.next_part if appended and chain else 0
-    line = envelope(exported.episode, part, "append" if appended else "full", exact) + payload
+    line = (envelope(exported.episode, part, "append" if appended else "full", exact), *payload)
     return Encoded(line, exported.lists, digest, appended, tails)
 
 

@@ -2,15 +2,16 @@
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from gymckpt.crashpoints import crash_point, declare
 from gymckpt.errors import DamagedState, StorageFailed
 from gymckpt.ports import FileSystem, WriteHandle
 from gymckpt.storage.durable import reading, sync, temporary_name, writing
-from gymckpt.storage.frames import FRAME_BYTES, FrameSpan, compress, decompress
+from gymckpt.storage.frames import FRAME_BYTES, Compressor, FrameSpan, decompress
 from gymckpt.storage.manifest import Segment, SegmentFact
-from gymckpt.storage.parts import Address
+from gymckpt.storage.parts import Address, Line
 
 BEFORE_FSYNC = declare("commit.segment.before_fsync", "the new segment is written, not yet fsynced")
 
@@ -26,7 +27,7 @@ class Spool:
 
     def __init__(self, fs: FileSystem, directory: PurePath, level: int) -> None:
         self._fs = fs
-        self._level = level
+        self._compressor = Compressor(level)
         self.path = temporary_name(directory / "segment")
         self._handle: WriteHandle | None = None
         self._torn = False
@@ -36,11 +37,12 @@ class Spool:
         self.frames: list[FrameSpan] = []
         self.size_bytes = 0
 
-    def add(self, lines: bytes) -> None:
-        """Compress and write one frame of `lines`. After an error it is held here, for `flush` to write."""
-        frame = compress(lines, self._level)
+    def add(self, lines: Sequence[bytes]) -> None:
+        """Compress and write one frame of whole `lines`, in pieces. After an error it is held here, for `flush`."""
+        size = sum(map(len, lines))
+        frame = self._compressor.compress(lines, size)
         last = self.frames[-1] if self.frames else FrameSpan(0, 0, 0)
-        self.frames.append(FrameSpan(last.offset + last.size_bytes, len(frame), len(lines)))
+        self.frames.append(FrameSpan(last.offset + last.size_bytes, len(frame), size))
         self._unwritten.append(frame)
         self.flush()
 
@@ -105,13 +107,14 @@ class LineBuffer:
         self._frame = 0
         self._ready: list[list[bytes]] = []
 
-    def put(self, line: bytes) -> Address:
+    def put(self, line: Line) -> Address:
         """Take `line`; where it will stand."""
-        if self._lines and self._size_bytes + len(line) > FRAME_BYTES:
+        length = sum(map(len, line))
+        if self._lines and self._size_bytes + length > FRAME_BYTES:
             self.seal()
-        address = Address(self._segment, self._frame, self._size_bytes, len(line))
-        self._lines.append(line)
-        self._size_bytes += len(line)
+        address = Address(self._segment, self._frame, self._size_bytes, length)
+        self._lines += line
+        self._size_bytes += length
         return address
 
     def seal(self) -> None:
@@ -121,7 +124,7 @@ class LineBuffer:
             self._lines, self._size_bytes, self._frame = [], 0, self._frame + 1
 
     def take_ready(self) -> list[list[bytes]]:
-        """Whole frames that wait to be written; each is given once."""
+        """Whole frames that wait to be written, each as pieces of its lines; each is given once."""
         ready, self._ready = self._ready, []
         return ready
 

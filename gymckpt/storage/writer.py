@@ -15,7 +15,7 @@ from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage import durable
 from gymckpt.storage.base import Base, hold, lose
-from gymckpt.storage.frames import compress
+from gymckpt.storage.frames import Compressor
 from gymckpt.storage.index import header_line, index_line
 from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
 from gymckpt.storage.merging import Merged, choose, merge
@@ -172,7 +172,7 @@ class ParticipantWriter:
             for (snapshot, chain), result in zip(job, encoded, strict=True):
                 self._place(snapshot.exported, chain, result)
             del self._pending[: len(job)]
-            self._mean_bytes = max(1, sum(len(result.line or b"") for result in encoded) // len(encoded))
+            self._mean_bytes = max(1, sum(sum(map(len, result.line or ())) for result in encoded) // len(encoded))
         if ready := self._buffer.take_ready():
             await self._settle()
             self._queue.extend(ready)
@@ -218,7 +218,7 @@ class ParticipantWriter:
     def _spool_queue(self) -> None:
         while self._queue:
             self._check()
-            self._spool.add(b"".join(self._queue.popleft()))
+            self._spool.add(self._queue.popleft())
 
     def _complete(self) -> Written:
         """Everything after the last record. Each step is skipped if an earlier call did it."""
@@ -283,17 +283,17 @@ class ParticipantWriter:
     def _index(
         self, segments: tuple[Segment, ...], chains: dict[EpisodeId, Chain]
     ) -> tuple[bytes, list[tuple[int, int]]]:
-        buffer, frames, sizes = LineBuffer(0), [], []
+        buffer, compressor, frames, sizes = LineBuffer(0), Compressor(self._level), [], []
         lines = (index_line(self._entries[episode].exported, chain) for episode, chain in chains.items())
         for line in (header_line(segments), *lines, b""):
             if line:
-                buffer.put(line)
+                buffer.put((line,))
             else:
                 buffer.seal()
             for ready in buffer.take_ready():
-                raw = b"".join(ready)
-                frames.append(compress(raw, self._level))
-                sizes.append((len(frames[-1]), len(raw)))
+                size = sum(map(len, ready))
+                frames.append(compressor.compress(ready, size))
+                sizes.append((len(frames[-1]), size))
         return b"".join(frames), sizes
 
     def _merge(self) -> None:

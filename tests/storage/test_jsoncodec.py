@@ -1,8 +1,10 @@
 """What is encoded comes back, with its key order, whatever a model or an environment put into it."""
 
 import math
+import struct
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,11 +95,19 @@ def test_an_integer_of_any_length_comes_back(digits: int, sign: int) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("beside", [None, "null", 1, "\x7f" * 99, "\x7f" * 1000, -1.5e308, [5e-324, -(2**31)] * 500])
+@pytest.mark.parametrize("beside", [None, "null", 1, "\x7f" * 99, "\x7f" * 1000, -1.5e308, [5e-324, -(2**31)] * 500,
+                                    [-1, None] * 99, [127, None] * 99])  # fmt: skip
 def test_a_non_finite_float_never_becomes_null(value: float, beside: Any) -> None:
     assert same(
         jsoncodec.loads(jsoncodec.dumps({"a": beside, "b": [{"c": value}]})), {"a": beside, "b": [{"c": value}]}
     )
+
+
+def test_bytes_that_look_like_a_non_finite_float_keep_the_fast_way() -> None:
+    looks_like = struct.unpack(">d", b"\x3f\xf0\xcb\x7f\xf8\xcb\xff\xf0")[0]
+    value = {"a": None, "b": [looks_like, -1, 127, (1.5, "\x7f\u02ff")], "small": 1e-7}
+    assert jsoncodec.encode(value) == (orjson.dumps(value), True)
+    assert jsoncodec.canonical(value) == orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 @pytest.mark.parametrize("depth", [1, 254, 255, 999, 1000])
