@@ -7,7 +7,7 @@ Simulated: `tests/simulation`.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, TypeVar
@@ -79,10 +79,11 @@ class Offload(Protocol):
 
 
 class ThreadOffload:
-    """Offloads to an executor (the loop's default one if None)."""
+    """Offloads to an executor, by default to threads of its own: those of the event loop belong to everyone's code, and
+    calls that never end there must not keep a file from being written."""
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor
+        self._executor = executor or ThreadPoolExecutor(thread_name_prefix="gymckpt")
 
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -121,7 +121,7 @@ async def _begin_export(state: State, active: Active, commit: Commit, text: str,
 async def _suspend(state: State, active: Active, episodes: Iterable[EpisodeId]) -> None:
     """Best effort: a checkpoint does not fail because compute could not be suspended."""
     active.suspended = tuple(episodes)
-    suspend = state.spawn(state.role.suspend_compute(active.suspended))
+    suspend = active.suspending = state.spawn(state.role.suspend_compute(active.suspended))
     await all_done(Deadline.after(state.clock, SETTLE_PATIENCE_S), [suspend])
     if not suspend.done() or suspend.cancelled() or suspend.exception() is not None:
         state.events.emit("suspend_failed", level=logging.ERROR, checkpoint_id=active.checkpoint_id)

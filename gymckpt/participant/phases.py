@@ -7,7 +7,7 @@ A restore reads and checks while the phase is still idle, and is `preparing` whi
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -65,6 +65,8 @@ class Restore:
     wanted_until_s: float
     task: asyncio.Task[RestoreReply] | None = None
     installing: bool = False
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    """What it installs, once it does."""
     abandoned: bool = False
 
     def abandon(self) -> None:
@@ -86,6 +88,7 @@ class Active:
     commit: Commit | None = None
     restore: Restore | None = None
     suspended: tuple[EpisodeId, ...] = ()
+    suspending: asyncio.Task[None] | None = None
     results: dict[Stored, tuple[Hashable, BaseModel]] = field(default_factory=dict)
 
     def store(self, operation: Stored, arguments: Hashable, reply: R) -> R:

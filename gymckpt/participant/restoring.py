@@ -65,6 +65,10 @@ def _check_empty(state: State, retiring: Retiring) -> None:
             f"restore needs an empty server; {len(live)} still live here: {', '.join(sorted(live)[:NAMED_EPISODES])}",
             hint="retire every unfinished attempt first, or start the server again",
         )
+    if state.left_installing:
+        raise CheckpointFailed(
+            "restore needs an empty server; an install that was given up has not ended", hint="start the server again"
+        )
     if unfinished := list(retiring.unfinished):
         raise CheckpointFailed(
             f"restore needs an empty server; retiring still {', '.join(unfinished[:NAMED_EPISODES])}"
@@ -106,7 +110,7 @@ async def _carry_out(
         _check_empty(state, retiring)
         for rollout_id, attempt in named.items():
             state.marks.check(EpisodeId(rollout_id, attempt + 1))
-        restore.installing = True
+        restore.installing, restore.attempts = True, intake.attempts
         state.close(active, "preparing")
         for rollout_id, attempt in named.items():
             state.marks.raise_mark(EpisodeId(rollout_id, attempt))

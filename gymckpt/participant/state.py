@@ -11,20 +11,22 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from gymckpt.errors import CheckpointConflict, DeadlineExceeded, StaleCheckpoint
+from gymckpt.identity import EpisodeId
 from gymckpt.participant.events import Events
 from gymckpt.participant.lease import Lease
-from gymckpt.participant.phases import Active, Commit, Fence
+from gymckpt.participant.phases import Active, Commit, Fence, Restore
 from gymckpt.participant.points import RESUME_AFTER_OPEN, RESUME_BEFORE_OPEN, pass_point
 from gymckpt.participant.readiness import Readiness
 from gymckpt.participant.role import Role
-from gymckpt.participant.waiting import all_done, settled
+from gymckpt.participant.waiting import all_done
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.base import Base
-from gymckpt.wire.control import MAX_DEADLINE_S, Operation, Phase
+from gymckpt.wire.control import MAX_DEADLINE_S, Operation, Phase, RestoreReply
 
 SETTLE_PATIENCE_S = 30.0
-"""How long ending a checkpoint waits for hooks of the role (dropping, suspending, waking) before it cuts them short."""
+"""How long ending a checkpoint waits for a step of the role (dropping, installing, suspending, waking) before it cuts
+it short, and for one that was cut short before it goes on without it."""
 
 T = TypeVar("T")
 
@@ -49,6 +51,8 @@ class State:
         self.lease = Lease(clock, self._expire)
         self.base: Base | None = None
         """The last checkpoint committed here or restored from: what the next one may append to."""
+        self.left_installing: set[asyncio.Task[Any]] = set()
+        """Installs that did not end when they were given up."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # What an arriving operation meets
@@ -129,8 +133,7 @@ class State:
             if active.commit is not None:
                 await self._stop(active.commit)
             if active.restore is not None and active.restore.task is not None:
-                active.restore.abandon()
-                await settled(active.restore.task)
+                await self._give_up(active.restore, active.restore.task)
             await self._wake(active)
             await pass_point(self.offload, RESUME_BEFORE_OPEN)
         finally:
@@ -146,16 +149,43 @@ class State:
         if commit.export is not None:
             await commit.export.stop()
         if commit.task is not None:
-            commit.task.cancel()
-            await settled(commit.task)
+            await self._cancelled(commit.task, "commit")
         if commit.export is not None:
             self.spawn(commit.export.discard())
+
+    async def _give_up(self, restore: Restore, task: asyncio.Task[RestoreReply]) -> None:
+        """What it has read is dropped at once; an install is given time to end, so that it cannot race what follows.
+
+        One that never ends keeps nothing closed: what it installs is refused, and no restore begins while it runs.
+        """
+        restore.abandon()
+        if restore.installing:
+            await all_done(Deadline.after(self.clock, SETTLE_PATIENCE_S), [task])
+        if await self._cancelled(task, "restore") or not restore.installing:
+            return
+        for rollout_id, attempt in restore.attempts.items():
+            self.marks.raise_mark(EpisodeId(rollout_id, attempt))
+        self.left_installing.add(task)
+        task.add_done_callback(self.left_installing.discard)
+
+    async def _cancelled(self, task: asyncio.Task[Any], operation: str) -> bool:
+        """Cancel `task` and wait for its end, but not for ever: a role's code may swallow a cancellation."""
+        if not task.done():
+            task.cancel()
+        ended = await all_done(Deadline.after(self.clock, SETTLE_PATIENCE_S), [task])
+        if not ended:
+            self.events.emit("left_running", level=logging.ERROR, operation=operation)
+        return ended
 
     async def _wake(self, active: Active) -> None:
         if not active.suspended:
             return
+        limit = Deadline.after(self.clock, SETTLE_PATIENCE_S)
+        if active.suspending is not None and not active.suspending.done():
+            active.suspending.cancel()  # one that comes to its end after the wake would leave compute suspended
+            await all_done(limit, [active.suspending])
         wake = self.spawn(self.role.wake_compute(active.suspended))
-        await all_done(Deadline.after(self.clock, SETTLE_PATIENCE_S), [wake])
+        await all_done(limit, [wake])
         if not wake.done() or wake.cancelled() or wake.exception() is not None:
             self.events.emit("wake_failed", level=logging.ERROR, episodes=len(active.suspended))
 

@@ -5,17 +5,25 @@ states. `restart_only`: nothing of it is ever in a checkpoint, its admission nev
 reported as restarts.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from gymckpt.errors import InvalidCheckpointState
+from gymckpt.errors import CheckpointFailed, InvalidCheckpointState
 from gymckpt.identity import EpisodeId, Kind, is_safe_name
 from gymckpt.jsoncodec import Json
 from gymckpt.participant.marks import Marks
 from gymckpt.participant.role import Installable, RoleReport
 from gymckpt.ports import Clock
-from gymckpt.roles.resources_hooks import HookLimits, SessionHooks, export_states, restore_states, validate_states
+from gymckpt.roles.resources_hooks import (
+    HookLimits,
+    SessionHooks,
+    SessionStateError,
+    export_states,
+    limited,
+    restore_states,
+    validate_states,
+)
 from gymckpt.roles.resources_requests import SessionRequests
 from gymckpt.roles.resources_sessions import Session
 from gymckpt.storage.records import ExportedRecord, StoredRecord
@@ -82,6 +90,7 @@ class ResourcesRole:
         """See `Role.report`."""
         self._gate.changed.looked()
         counts = {"in_flight": self._gate.total, "waiting": self._gate.waiting, "sessions": len(self._sessions)}
+        counts["overdue_hooks"] = len(self._hooks.overdue_hooks)
         blockers = () if self._mode == "restart_only" else sorted(self._gate.names)
         restarts = self._restarts() if self._frozen_restarts is None else self._frozen_restarts
         return RoleReport(blockers, counts, sorted(restarts))
@@ -149,19 +158,25 @@ class ResourcesRole:
         kept = set(keep)
         for session in self._sessions:
             if session.restored and session.episode not in kept:
-                await self.requests.end(session, retired=False)
+                await self._end(session, retired=False)
 
     async def suspend_compute(self, episodes: Collection[EpisodeId]) -> None:
         """See `Role.suspend_compute`: only for hooks that have both directions."""
         if self._hooks.can_suspend() and (session_ids := self._ids_of(episodes)):
-            async with asyncio.timeout(self._limits.hook_s):
-                await self._hooks.suspend_session_states(session_ids)
+            await self._suspend_or_wake(self._hooks.suspend_session_states, "suspending", session_ids)
 
     async def wake_compute(self, episodes: Collection[EpisodeId]) -> None:
         """See `Role.wake_compute`."""
         if self._hooks.can_suspend() and (session_ids := self._ids_of(episodes)):
-            async with asyncio.timeout(self._limits.hook_s):
-                await self._hooks.wake_session_states(session_ids)
+            await self._suspend_or_wake(self._hooks.wake_session_states, "waking", session_ids)
+
+    async def _suspend_or_wake(
+        self, hook: Callable[[list[str]], Awaitable[None]], doing: str, session_ids: list[str]
+    ) -> None:
+        what = f"{doing} {len(session_ids)} sessions"
+        # A suspend that comes to its end late must not leave a server without compute that was opened meanwhile.
+        undo = partial(self._hooks.wake_session_states, session_ids)
+        await limited(self._hooks, hook(session_ids), what, self._limits.hook_s, undo=undo)
 
     def _ids_of(self, episodes: Collection[EpisodeId]) -> list[str]:
         wanted = set(episodes)
@@ -172,11 +187,18 @@ class ResourcesRole:
         for session in [*self._sessions.of_rollout(episode.rollout_id), *self.requests.ending]:
             mine = session.episode
             if mine is not None and mine.rollout_id == episode.rollout_id and mine <= episode:
-                await self.requests.end(session, retired=True)
+                await self._end(session, retired=True)
+
+    async def _end(self, session: Session, *, retired: bool) -> None:
+        try:
+            await self.requests.end(session, retired=retired)
+        except SessionStateError as error:
+            raise CheckpointFailed(error.detail, hint=error.hint) from error
 
     def live(self) -> Collection[str]:
-        """See `Role.live`."""
-        return {session.name for session in (*self._sessions, *self.requests.ending)}
+        """See `Role.live`. What a hook left to itself may still change is not empty either."""
+        held = {session.name for session in (*self._sessions, *self.requests.ending)}
+        return held | self._hooks.overdue_hooks.changing()
 
     def status(self) -> Mapping[str, Any]:
         """See `Role.status`."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from gymckpt import jsoncodec
 from gymckpt.errors import CheckpointFailed, GymckptError, InvalidCheckpointState
 from gymckpt.jsoncodec import Json
+from gymckpt.roles.overdue_hooks import GRACE_S, HookOverdue, OverdueHooks
 from gymckpt.roles.resources_sessions import Session
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ class SessionStateError(GymckptError):
 
 class SessionHooks(Protocol):
     """What a resources server does for its sessions' states. Each hook works on its batch side by side."""
+
+    overdue_hooks: OverdueHooks
+    """Which of them were left to themselves."""
 
     async def export_session_states(self, session_ids: Sequence[str]) -> Mapping[str, Json]:
         """The states by session id. A session whose state is lost is left out: its episode is then started over."""
@@ -86,7 +91,7 @@ async def export_states(
         position += len(batch)
         what = f"exporting the state of {_names(batch)}"
         exporting = _naming(batch, hooks.export_session_states([s.session_id for s in batch]))
-        states = await _limited(exporting, what, limits.hook_s)
+        states = await limited(hooks, exporting, what, limits.hook_s)
         if unasked := set(states) - {session.session_id for session in batch}:
             raise CheckpointFailed(f"{what}: the hook answered for {sorted(unasked)[0]!r}, which was not asked for")
         for session in batch:
@@ -104,11 +109,40 @@ async def restore_states(hooks: SessionHooks, states: Mapping[str, Json], limits
     try:
         for batch in state_batches(states, limits.batch_bytes):
             what = f"restoring the state of {_ids(list(batch))}"
-            await _limited(hooks.restore_session_states(batch), what, limits.hook_s)
+            restoring = hooks.restore_session_states(batch)
+            undo = partial(_retire_each, hooks, list(batch))
+            await limited(hooks, restoring, what, limits.hook_s, changes=batch, undo=undo)
     except BaseException:
-        for session_id in states:
-            await hooks.retire_session_state(session_id)
+        await _free_all(hooks, list(states), limits.hook_s)
         raise
+
+
+async def free_state(hooks: SessionHooks, session_id: str, limit_s: float) -> None:
+    """Free one session; raises `CheckpointFailed` naming it if that fails or takes longer than `limit_s`.
+
+    Never two at once for one session: a hook that was left to itself is waited for first.
+    """
+    what = f"freeing session {session_id}"
+    if session_id in hooks.overdue_hooks.changing():
+        raise CheckpointFailed(f"{what}: an earlier hook of it has not ended", hint="start the server again")
+    await limited(hooks, hooks.retire_session_state(session_id), what, limit_s, changes=[session_id])
+
+
+async def _retire_each(hooks: SessionHooks, session_ids: Sequence[str]) -> None:
+    for session_id in session_ids:
+        await hooks.retire_session_state(session_id)
+
+
+async def _free_all(hooks: SessionHooks, session_ids: Sequence[str], limit_s: float) -> None:
+    """Best effort: what cannot be freed is said."""
+
+    async def free(session_id: str) -> None:
+        try:
+            await free_state(hooks, session_id, limit_s)
+        except CheckpointFailed as error:
+            log.warning("after a failed restore: %s", error.detail)
+
+    await asyncio.gather(*(free(session_id) for session_id in session_ids))
 
 
 async def validate_states(hooks: SessionHooks, states: Mapping[str, Json], limits: HookLimits) -> None:
@@ -116,7 +150,7 @@ async def validate_states(hooks: SessionHooks, states: Mapping[str, Json], limit
     for batch in state_batches(states, limits.batch_bytes):
         what = f"the state of {_ids(list(batch))} cannot be restored"
         try:
-            await _limited(hooks.validate_session_states(batch), what, limits.hook_s)
+            await limited(hooks, hooks.validate_session_states(batch), what, limits.hook_s)
         except CheckpointFailed as error:
             raise InvalidCheckpointState(error.detail) from error
 
@@ -170,11 +204,21 @@ async def _naming(batch: Sequence[Session], work: Awaitable[T]) -> T:
         raise SessionStateError(f"{error.detail} (episode {session.episode})") from error
 
 
-async def _limited(work: Awaitable[T], what: str, limit_s: float) -> T:
+async def limited(
+    hooks: SessionHooks,
+    work: Awaitable[T],
+    what: str,
+    limit_s: float,
+    *,
+    changes: Collection[str] = (),
+    undo: Callable[[], Awaitable[None]] | None = None,
+) -> T:
+    """`work` within `limit_s`, as `OverdueHooks.limited` does it; raises `CheckpointFailed` however it fails."""
+    overdue = hooks.overdue_hooks
     try:
-        async with asyncio.timeout(limit_s):
-            return await work
-    except TimeoutError as error:
+        # Twice the grace: the hooks of single sessions inside it have theirs first.
+        return await overdue.limited(work, what, limit_s, grace_s=2 * GRACE_S, changes=changes, undo=undo)
+    except HookOverdue as error:
         raise CheckpointFailed(f"{what} took longer than {limit_s:g} s") from error
     except GymckptError as error:
         raise CheckpointFailed(error.detail, hint=error.hint) from error

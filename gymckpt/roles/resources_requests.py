@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from gymckpt.errors import StaleAttempt
+from gymckpt.errors import CheckpointFailed, StaleAttempt
 from gymckpt.identity import EpisodeId
 from gymckpt.participant.admission import Gate
 from gymckpt.participant.marks import Marks
 from gymckpt.ports import Clock
-from gymckpt.roles.resources_hooks import SessionHooks
+from gymckpt.roles.resources_hooks import SessionHooks, SessionStateError, free_state
 from gymckpt.roles.resources_sessions import Session, Sessions, cancel_once
 from gymckpt.wire.control import ResourcesMode, VerifyMode
 
@@ -181,8 +181,8 @@ class SessionRequests:
     async def end(self, session: Session, *, retired: bool) -> None:
         """Stop what runs in the session, hold it no more, free its state; return when nothing is left.
 
-        Concurrent calls share the work. Raises what the hook raised: then the session stays among `ending`, and the
-        next call tries again.
+        Concurrent calls share the work. Raises `SessionStateError` if it cannot be freed: then the session stays among
+        `ending`, and the next call tries again.
         """
         await asyncio.shield(self._begin_end(session, retired=retired))
 
@@ -195,8 +195,9 @@ class SessionRequests:
         return task
 
     def _ended(self, session: Session, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            log.warning("%s: the state of %s could not be freed", self.instance, session)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            log.warning("%s: not freed: %s", self.instance, error or session)
         else:
             self._ending.pop(session, None)
         self.gate.changed.notify()
@@ -207,8 +208,10 @@ class SessionRequests:
             cancel_once(task)
         if running:
             await asyncio.wait(running)
-        async with asyncio.timeout(self._hook_s):
-            await self._hooks.retire_session_state(session.session_id)
+        try:
+            await free_state(self._hooks, session.session_id, self._hook_s)
+        except CheckpointFailed as error:
+            raise SessionStateError(f"{session}: {error.detail}", session_id=session.session_id) from error
 
     async def _replace_others(self, session: Session) -> None:
         if session.episode is None:
@@ -221,7 +224,7 @@ class SessionRequests:
         await self._clock.sleep_until(self._clock.monotonic() + FREED_AFTER_VERIFY_S)
         await self.gate.wait_open()
         if self.sessions.get(session.session_id) is session:
-            await self.end(session, retired=False)
+            self._begin_end(session, retired=False)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

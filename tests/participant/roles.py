@@ -188,6 +188,32 @@ class HeldInstallRole(CounterRole):
         await super().install(installable, attempts)
 
 
+class StubbornRole(CounterRole):
+    """Its exports and installs do not end before `let_go`, and swallow every cancellation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = asyncio.Event()
+        self.began = asyncio.Event()
+
+    async def _hold(self) -> None:
+        self.began.set()
+        while not self.let_go.is_set():
+            try:
+                await self.let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def export(self, scope: Collection[EpisodeId] | None) -> AsyncIterator[ExportedRecord]:
+        await self._hold()
+        async for record in super().export(scope):
+            yield record
+
+    async def install(self, installable: Installable, attempts: Mapping[str, int]) -> None:
+        await self._hold()
+        await super().install(installable, attempts)
+
+
 class BrokenInstallRole(CounterRole):
     """Its installs fail half-way, by a bug."""
 

@@ -11,7 +11,7 @@ from gymckpt import crashpoints
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import SystemClock, ThreadOffload
 from tests.participant.held import FailingFileSystem, HeldManifestFileSystem, HeldOffload
-from tests.participant.roles import CounterRole, HeldHooksRole, busy
+from tests.participant.roles import CounterRole, HeldHooksRole, StubbornRole, busy
 from tests.participant.stand import GRACE_S, A, B, C, Stand, X, Y, Z, refused, soon, started, virtually, written
 
 
@@ -343,5 +343,24 @@ def test_blocked_work_goes_on_after_resume(tmp_path: Path) -> None:
             assert await bump == 3
         assert await written(stand, X) == {"a": [0, 1]}
         assert stand.role.counts[EpisodeId("a")] == [0, 1, 2]
+
+    virtually(rule)
+
+
+def test_an_export_that_never_ends_keeps_nothing_closed_and_never_reaches_the_disk(tmp_path: Path) -> None:
+    async def rule() -> None:
+        role = StubbornRole()
+        stand = Stand(tmp_path, role)
+        await started(stand, A)
+        await stand.prepare(X)
+        committing = asyncio.create_task(stand.commit(X, seconds=100))
+        await role.began.wait()
+        await stand.resume(X, seconds=100)
+        await refused("stale_checkpoint", committing)
+        assert stand.is_open()
+        assert stand.participant.counters["left_running"] == 1
+        role.let_go.set()
+        await stand.checkpoint(Y)
+        assert [path.relative_to(tmp_path).parts[0] for path in stand.manifests()] == [Y]
 
     virtually(rule)

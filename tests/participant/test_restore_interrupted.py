@@ -8,7 +8,7 @@ import pytest
 from gymckpt import crashpoints
 from gymckpt.identity import EpisodeId
 from tests.participant.held import HeldOffload
-from tests.participant.roles import BrokenInstallRole, HeldInstallRole
+from tests.participant.roles import BrokenInstallRole, HeldInstallRole, StubbornRole
 from tests.participant.stand import GRACE_S, A, B, C, Stand, X, Y, Z, refused, soon, started, stored, virtually
 
 
@@ -244,5 +244,26 @@ def test_an_error_at_any_point_leaves_it_open_and_empty_and_a_retry_succeeds(tmp
         assert stand.is_open()
         assert stand.role.restored == {}
         assert (await stand.restore(Y, X, [A])).restored == ["a-a1"]
+
+    virtually(rule)
+
+
+def test_an_install_that_never_ends_keeps_nothing_closed_and_what_it_installs_late_is_dropped(tmp_path: Path) -> None:
+    async def rule() -> None:
+        await stored(tmp_path, A)
+        role = StubbornRole()
+        stand = Stand(tmp_path, role)
+        restoring = asyncio.create_task(stand.restore(Y, X, [A]))
+        await role.began.wait()
+        await stand.resume(Y, seconds=100)
+        await refused("stale_checkpoint", restoring)
+        assert stand.is_open()
+        assert role.marks.refuses(A.next)
+        assert stand.participant.counters["left_running"] == 1
+        await refused("checkpoint_error", stand.restore(Z, X, [A.next]))
+        role.let_go.set()
+        await asyncio.sleep(1.0)
+        assert role.restored == {}
+        assert (await stand.restore(Z, X, [A.next])).restored == ["a-a2"]
 
     virtually(rule)

@@ -1,6 +1,7 @@
 """A workbench that cannot export one of its sessions, as long as a file says so: `tests.process.frail_server:build`."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from gymckpt.settings import CheckpointSettings
 
 
 class Frail(Workbench):
-    """The file `trouble` says `fail` or `hang`; its absence that all is well."""
+    """The file `trouble` says how; its absence that all is well."""
 
     checkpoint_hook_s: ClassVar[float] = 0.5
     trouble: Path
@@ -31,9 +32,18 @@ class Frail(Workbench):
         self.victim = self.victim or session_id
         if session_id == self.victim and trouble == "fail":
             raise RuntimeError("the state is nowhere")
-        if session_id == self.victim and trouble == "hang":
-            await asyncio.Event().wait()
+        while session_id == self.victim and trouble:
+            try:
+                await self.hang(trouble)
+            except asyncio.CancelledError:
+                if trouble != "swallow":
+                    raise
         return (await super().export_session_states([session_id]))[session_id]
+
+    async def hang(self, how: str) -> None:
+        if how == "threads":  # more than the event loop has
+            await asyncio.gather(*(asyncio.to_thread(threading.Event().wait) for _ in range(40)))
+        await asyncio.Event().wait()
 
 
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from gymckpt.errors import GymckptError, InvalidCheckpointState
 from gymckpt.identity import EpisodeId
 from gymckpt.jsoncodec import Json
+from gymckpt.roles.overdue_hooks import HookOverdue, OverdueHooks
 from gymckpt.roles.resources_hooks import SessionStateError
 from gymckpt.servers.resources.tool_schema import ToolDescription, describe
 from gymckpt.wire.control import ResourcesMode, VerifyMode
@@ -83,6 +84,7 @@ class ResourcesServer:
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
+        self.overdue_hooks = OverdueHooks(instance)
 
     # What a server does
 
@@ -140,16 +142,18 @@ class ResourcesServer:
             except SessionLost:
                 return lost
 
-        states = await self._side_by_side({session_id: exported(session_id) for session_id in session_ids})
+        states = await self._side_by_side("exporting", {id_: exported(id_) for id_ in session_ids})
         return {session_id: state for session_id, state in states.items() if state is not lost}
 
     async def validate_session_states(self, states: Mapping[str, Json]) -> None:
         """Check a batch, side by side."""
-        await self._side_by_side({id_: self.validate_session_state(id_, state) for id_, state in states.items()})
+        work = {id_: self.validate_session_state(id_, state) for id_, state in states.items()}
+        await self._side_by_side("validating", work)
 
     async def restore_session_states(self, states: Mapping[str, Json]) -> None:
         """Install a batch, side by side; override where a batch is cheaper."""
-        await self._side_by_side({id_: self.restore_session_state(id_, state) for id_, state in states.items()})
+        work = {id_: self.restore_session_state(id_, state) for id_, state in states.items()}
+        await self._side_by_side("restoring", work, changing=True)
 
     def can_suspend(self) -> bool:
         """Whether both directions are overridden."""
@@ -159,15 +163,33 @@ class ResourcesServer:
             and mine.wake_session_states is not base.wake_session_states
         )
 
-    async def _side_by_side(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        results = await asyncio.gather(*(self._named(session_id, one) for session_id, one in work.items()))
-        return dict(zip(work, results, strict=True))
-
-    async def _named(self, session_id: str, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _side_by_side(
+        self, doing: str, work: Mapping[str, Coroutine[Any, Any, Any]], *, changing: bool = False
+    ) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self.checkpoint_hook_s):
-                return await work
-        except TimeoutError as error:
+            async with asyncio.TaskGroup() as group:
+                tasks = {
+                    session_id: group.create_task(self._named(session_id, doing, one, changing))
+                    for session_id, one in work.items()
+                }
+        except BaseExceptionGroup as failures:
+            first = failures.exceptions[0]
+            raise first from first.__cause__
+        return {session_id: task.result() for session_id, task in tasks.items()}
+
+    async def _named(self, session_id: str, doing: str, work: Coroutine[Any, Any, Any], changing: bool) -> Any:
+        async def undo() -> None:
+            await self.retire_session_state(session_id)
+
+        try:
+            return await self.overdue_hooks.limited(
+                work,
+                f"{doing} session {session_id}",
+                self.checkpoint_hook_s,
+                changes=[session_id] if changing else (),
+                undo=undo if changing else None,
+            )
+        except HookOverdue as error:
             what = f"session {session_id}: a hook took longer than {self.checkpoint_hook_s:g} s"
             raise SessionStateError(what, session_id=session_id) from error
         except InvalidCheckpointState:

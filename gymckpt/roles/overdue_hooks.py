@@ -1,0 +1,97 @@
+"""Time limits on an author's hooks that hold whatever the hook does.
+
+A hook whose time is over, or whose caller is cancelled, is cancelled once. One that has not ended soon after is left to
+itself: nobody waits for it any more, and what it gives is thrown away. Only a hook that blocks the event loop itself is
+beyond this.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GRACE_S = 1.0
+"""How long a cancelled hook may clean up before it is left to itself."""
+
+
+class HookOverdue(Exception):
+    """A hook's time is over."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Hook:
+    what: str
+    changes: frozenset[str]
+    undo: Callable[[], Awaitable[None]] | None
+
+
+class OverdueHooks:
+    """The hooks of one server that were left to themselves and have not ended; each is named in the log until then."""
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+        self._left: dict[_Hook, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def changing(self) -> frozenset[str]:
+        """Sessions that a hook left to itself may still change."""
+        return frozenset().union(*(hook.changes for hook in self._left))
+
+    async def limited(
+        self,
+        work: Awaitable[T],
+        what: str,
+        limit_s: float,
+        *,
+        grace_s: float = GRACE_S,
+        changes: Collection[str] = (),
+        undo: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """What `work` gives; raises what it raises, and `HookOverdue` after `limit_s`.
+
+        This returns at most `grace_s` later. `changes`: sessions that `work` writes to; where it was left to itself,
+        `undo` is done once it has ended.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task], timeout=limit_s)
+            if task.cancelled():
+                raise RuntimeError("it was cancelled by its own code")
+            if task.done():
+                return task.result()
+            raise HookOverdue(what)
+        finally:
+            if not task.done():
+                await self._cancel(task, grace_s, _Hook(what, frozenset(changes), undo))
+
+    async def _cancel(self, task: asyncio.Future[T], grace_s: float, hook: _Hook) -> None:
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=grace_s)
+        finally:
+            if not task.done():
+                self._left[hook] = asyncio.create_task(self._watch(task, hook))
+            elif not task.cancelled():
+                task.exception()
+
+    async def _watch(self, task: asyncio.Future[T], hook: _Hook) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        log.warning("%s: %s has not ended although it was cancelled; it is left to itself", self._instance, hook.what)
+        try:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()
+            if hook.undo is not None:
+                await hook.undo()
+        except Exception as error:  # an author's code may raise anything
+            log.warning("%s: undoing %s: %s: %s", self._instance, hook.what, type(error).__name__, str(error)[:200])
+        finally:
+            del self._left[hook]
+        late_s = asyncio.get_running_loop().time() - begun_s
+        log.warning("%s: %s has ended, %.1f s late; what it gave is thrown away", self._instance, hook.what, late_s)
