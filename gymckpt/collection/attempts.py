@@ -337,11 +337,11 @@ class Attempts:
             hint = "bring the server back, then resume the run"
             raise ServerError(f"nothing but outages for {limit_s:g} s: {reason}", hint=hint)
         self._not_before[flight.owner] = now_s + OUTAGE_PAUSE_S
-        return await self._supersede(flight, reason)
+        return await self._supersede(flight, reason, outage=True)
 
-    async def _supersede(self, flight: Flight, reason: str) -> bool:
+    async def _supersede(self, flight: Flight, reason: str, *, outage: bool = False) -> bool:
         rollout_id = flight.episode.rollout_id
-        self._superseded[rollout_id] = self._superseded.get(rollout_id, 0) + 1
+        self._superseded[rollout_id] = self._superseded.get(rollout_id, 0) + (not outage)
         cohort = self.cohorts.of(rollout_id)
         if self._superseded[rollout_id] > SUPERSEDED_LIMIT or (cohort is not None and cohort.failed):
             return await self._failed(flight, Failed("stale_attempt", reason, terminal=True))

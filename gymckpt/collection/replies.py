@@ -1,6 +1,7 @@
 """What the answer to `POST /run` means: a result, a failure of the rollout, or a request that was never begun. Pure."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -8,7 +9,15 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from gymckpt import jsoncodec
-from gymckpt.errors import NOT_STARTED_CODES, BackendUnavailable, DeadlinePassed, NotSent, ServerError, StaleAttempt
+from gymckpt.errors import (
+    CONTROL_ERRORS,
+    NOT_STARTED_CODES,
+    BackendUnavailable,
+    DeadlinePassed,
+    NotSent,
+    ServerError,
+    StaleAttempt,
+)
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Reply
 from gymckpt.wire.client import retry_after_s
@@ -16,8 +25,8 @@ from gymckpt.wire.gym import RunReply
 
 CONNECTION = "connection"
 """Kind of a failure: the connection broke, and nobody knows whether the request was received."""
-OUTAGES = frozenset({BackendUnavailable.code, NotSent.code})
-"""Kinds of failures that no rollout has caused: inference, or another server, was not there."""
+OUTAGES = frozenset({BackendUnavailable.code, NotSent.code}) | NOT_STARTED_CODES
+"""Kinds of failures that no rollout has caused: inference, or another server, was not there, or was closed."""
 MAX_REASON = 2000
 BUSY_S = 1.0
 """How long a server that said 429 without a Retry-After is left alone."""
@@ -60,6 +69,12 @@ class Superseded:
     reason: str
 
 
+_GYM_FAILED = "Hit an exception in "
+_INNER_CODE = re.compile(r'\\*"error\\*": *{\\*"code\\*": *\\*"([a-z_]+)\\*"')
+"""What a Gym server answers (HTTP 500, a text) when a server that it called has failed: it repeats that server's reply,
+escaped once for each server on the way."""
+INNER_CHARACTERS = 1 << 16
+
 Verdict: TypeAlias = Succeeded | Failed | NotStarted | Superseded
 
 
@@ -76,10 +91,10 @@ def judge(reply: Reply, episode: EpisodeId, now: float) -> Verdict:
         body = reply.body[:MAX_REASON].decode("utf-8", "replace")
     if 200 <= reply.status < 300:
         return _judge_body(body, episode)
-    code = _error_code(body)
+    code = _error_code(body) or _inner_code(body)
     if reply.status == 409 and code in NOT_STARTED_CODES:
         return NotStarted(closed=True)
-    if reply.status == 409 and code == StaleAttempt.code:
+    if code == StaleAttempt.code:
         return Superseded(_text(body))
     # A request that the server cannot read will not become readable by sending it again.
     terminal = reply.status in (400, 404, 405, 413, 422)
@@ -111,6 +126,8 @@ def _judge_body(body: Any, episode: EpisodeId) -> Verdict:
     if typed.failure is not None:
         failure = typed.failure
         kind = failure.failure_kind or "failed"
+        if kind == StaleAttempt.code:
+            return Superseded(failure.failure_reason[:MAX_REASON])
         return Failed(kind, failure.failure_reason[:MAX_REASON], failure.stage, failure.terminal)
     return judge_flat(typed.result or {})
 
@@ -130,6 +147,14 @@ def _error_code(body: Any) -> str | None:
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return code[:200] if isinstance(code, str) else None
+
+
+def _inner_code(body: Any) -> str | None:
+    """The code of one of our own refusals in such a text."""
+    if not isinstance(body, str) or not body.startswith(_GYM_FAILED):
+        return None
+    found = _INNER_CODE.search(body[:INNER_CHARACTERS])
+    return found[1] if found is not None and found[1] in CONTROL_ERRORS else None
 
 
 def _text(body: Any) -> str:

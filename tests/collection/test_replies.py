@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gymckpt import jsoncodec
-from gymckpt.collection.replies import BUSY_S, Failed, NotStarted, Succeeded, Superseded, judge, judge_error
+from gymckpt.collection.replies import BUSY_S, OUTAGES, Failed, NotStarted, Succeeded, Superseded, judge, judge_error
 from gymckpt.errors import DeadlinePassed, NotSent, ServerError
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import Reply
@@ -56,6 +56,38 @@ def test_a_refusal_before_any_work_means_the_same_attempt_again(code: str) -> No
 
 def test_a_stale_attempt_is_no_failure_of_the_rollout() -> None:
     assert isinstance(answer({"error": {"code": "stale_attempt", "detail": "retired"}}, 409), Superseded)
+
+
+def through_gym(inner: bytes, *servers: str) -> bytes:
+    """What the outermost of Gym's servers answers when the innermost was answered `inner`."""
+    for server in servers:
+        inner = jsoncodec.dumps(f"Hit an exception in {server} calling an inner server: {inner!r}")
+    return inner
+
+
+@pytest.mark.parametrize("code", ["checkpoint_parked", "admission_closed", "stale_attempt"])
+@pytest.mark.parametrize("servers", [("Agent___agent",), ("Agent___agent", "Environment___environment")])
+def test_a_refusal_that_servers_in_between_have_turned_into_a_failure_is_none_of_the_rollout(
+    code: str, servers: tuple[str, ...]
+) -> None:
+    refused = jsoncodec.dumps({"error": {"code": code, "detail": 'closed for "x"'}})
+    failure = {"failure_reason": "closed", "failure_kind": code, "stage": "agent"}
+    verdicts = [
+        answer(through_gym(refused, *servers), 500),
+        answer({"error": {"code": code, "detail": "closed"}}, 502),
+        answer({**TYPED, "failure": failure}),
+    ]
+    for verdict in verdicts:
+        if code == "stale_attempt":
+            assert isinstance(verdict, Superseded)
+        else:
+            assert isinstance(verdict, Failed)
+            assert verdict.kind in OUTAGES
+            assert not verdict.terminal
+
+
+def test_a_failure_that_only_speaks_of_a_refusal_stays_the_rollouts() -> None:
+    assert answer('the model wrote "admission_closed"', 500) == Failed("http_500", 'the model wrote "admission_closed"')
 
 
 def test_retry_after_is_obeyed_in_seconds_and_as_a_date() -> None:
