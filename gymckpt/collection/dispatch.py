@@ -29,14 +29,16 @@ class _Seat:
         self._running = running
         self._names = names
         self._taken = True
-        running.update(names)
+        if names:
+            running.update(names)
 
     def leave(self) -> None:
         """Give it back. Once more does nothing."""
         if self._taken:
             self._taken = False
             self._slots.release()
-            self._running.subtract(self._names)
+            if self._names:
+                self._running.subtract(self._names)
 
 
 class Dispatcher:
@@ -164,6 +166,8 @@ class Dispatcher:
 
     def _admissible(self) -> tuple[Planned, ...] | None:
         """The first that waits and whose limits have room. One that waits for an agent's limit holds nobody else up."""
+        if not self._limits.by_name:
+            return self._waiting.popleft() if self._waiting else None
         for place, members in enumerate(self._waiting):
             names = Counter(name for planned in members for name in self._limited(planned))
             full = any(
@@ -176,7 +180,8 @@ class Dispatcher:
         return None
 
     def _limited(self, planned: Planned) -> set[str]:
-        return {planned.name, planned.owner}.intersection(self._limits.by_name) if self._limits.by_name else set()
+        by_name = self._limits.by_name
+        return {planned.name, planned.owner}.intersection(by_name) if by_name else set()
 
     async def _admit(self, members: tuple[Planned, ...]) -> None:
         """Begin these rollouts, all at once: a cohort that began with a part of itself might wait for the rest."""

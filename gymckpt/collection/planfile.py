@@ -4,6 +4,7 @@
 over without reading its row; a frame whose rollouts are all finished is not even read.
 """
 
+import functools
 import hashlib
 import re
 import struct
@@ -94,8 +95,12 @@ class Planned:
 
 def plan_line(task: int, repeat: int, owner: str, agent: str | None, cohort: str | None, row: bytes) -> bytes:
     """A line of the plan, its row already as JSON."""
-    rest = jsoncodec.dumps({"owner": owner, "agent": agent, "cohort": cohort})
-    return b'{"task":%d,"repeat":%d,%s,"row":%s}\n' % (task, repeat, rest[1:-1], row)
+    return b'{"task":%d,"repeat":%d,%s,"row":%s}\n' % (task, repeat, _names(owner, agent, cohort), row)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(owner: str, agent: str | None, cohort: str | None) -> bytes:
+    return jsoncodec.dumps({"owner": owner, "agent": agent, "cohort": cohort})[1:-1]
 
 
 class PlanWriter:

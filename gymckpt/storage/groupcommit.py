@@ -20,8 +20,8 @@ class GroupCommit(Generic[Item, Result]):
         self._waiting: list[tuple[Item, asyncio.Future[Result], Callable[[Result], None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def add(self, item: Item, then: Callable[[Result], None] = lambda result: None) -> Result:
-        """Return what `write` gave for `item`, once it is durable and `then` was told, in the order of `add`.
+    def add(self, item: Item, then: Callable[[Result], None] = lambda result: None) -> "asyncio.Future[Result]":
+        """What `write` gives for `item`, once it is durable and `then` was told, in the order of `add`.
 
         A caller that is cancelled does not call it back: it is written, and `then` is told.
         """
@@ -29,7 +29,7 @@ class GroupCommit(Generic[Item, Result]):
         self._waiting.append((item, future, then))
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._write_all())
-        return await future
+        return future
 
     async def drain(self) -> None:
         """Wait until nothing waits to be written."""
