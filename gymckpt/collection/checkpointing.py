@@ -20,7 +20,7 @@ from gymckpt.collection.leases import renewing
 from gymckpt.collection.unpublished import Unpublished
 from gymckpt.coordination import NO_PATH_MAP, Cut, Deployment, ParticipantName, ParticipantRef, PathMap, Prepared
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import CheckpointFailed, GymckptError, NotAsAsked, ServerError
+from gymckpt.errors import CheckpointFailed, GymckptError, NotAsAsked, NotSent, ServerError
 from gymckpt.identity import EpisodeId, checkpoint_sequence
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, PublishedCheckpoint, Restarted
@@ -309,7 +309,11 @@ class Checkpointer:
             self._unresumed.add(opened.checkpoint_id)
             return (told,)
         for failure in answers.failures:
-            logger.warning("%s may stay closed until its lease ends: %s", failure.participant, failure.error.detail)
+            dead = isinstance(failure.error, NotSent)
+            closed = (
+                "is not there, and open once it is started again" if dead else "may stay closed until its lease ends"
+            )
+            logger.warning("%s %s: %s", failure.participant, closed, failure.error.detail)
             self._unresumed.add(opened.checkpoint_id)
         _pass_even_failing(RESUME_AFTER)
         return tuple(failure.error.detail for failure in answers.failures)

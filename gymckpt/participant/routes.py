@@ -1,8 +1,9 @@
 """The control plane's routes on a FastAPI app: `mount` makes any server a participant in one line.
 
-Bearer first (401), then the body (413 beyond 64 MiB, 422 for what is no such message), then the operation; every
-refusal is `{"error": {"code", "detail"}}`. A `ControlError` that a role raises on the app's own routes is answered the
-same way. Replies need a `Date` header, from which a controller reads the clock: uvicorn sends it unless told not to.
+Bearer first (401), then the body (413 beyond 64 MiB, or 64 KiB where no list of episodes is taken; 422 for what is no
+such message), then the operation; every refusal is `{"error": {"code", "detail"}}`. A `ControlError` that a role raises
+on the app's own routes is answered the same way. Replies need a `Date` header, from which a controller reads the clock:
+uvicorn sends it unless told not to.
 """
 
 import hmac
@@ -33,6 +34,9 @@ from gymckpt.wire.control import (
 
 MAX_BODY_BYTES = 64 << 20
 """A scope of some hundred thousand episodes."""
+
+MAX_PLAIN_BODY_BYTES = 64 << 10
+"""A message without a list."""
 
 MAX_INLINE_BODY_BYTES = 256 << 10
 """Larger bodies are parsed off the event loop."""
@@ -93,17 +97,24 @@ class _Routes:
         app.add_api_route(f"{PREFIX}/status", self._status, methods=["GET"], include_in_schema=False)
         self._add(app, "prepare", Operation, self._participant.prepare)
         self._add(app, "renew", Operation, self._participant.renew)
-        self._add(app, "commit", CommitRequest, self._participant.commit)
-        self._add(app, "restore", RestoreRequest, self._participant.restore)
+        self._add(app, "commit", CommitRequest, self._participant.commit, MAX_BODY_BYTES)
+        self._add(app, "restore", RestoreRequest, self._participant.restore, MAX_BODY_BYTES)
         self._add(app, "resume", Operation, self._participant.resume)
-        self._add(app, "retire", RetireRequest, self._participant.retire)
-        self._add(app, "forget", ForgetRequest, self._participant.forget)
+        self._add(app, "retire", RetireRequest, self._participant.retire, MAX_BODY_BYTES)
+        self._add(app, "forget", ForgetRequest, self._participant.forget, MAX_BODY_BYTES)
         self._add(app, "probe", ProbeRequest, self._participant.probe)
 
-    def _add(self, app: FastAPI, name: str, message: type[M], operation: Callable[[M], Awaitable[BaseModel]]) -> None:
+    def _add(
+        self,
+        app: FastAPI,
+        name: str,
+        message: type[M],
+        operation: Callable[[M], Awaitable[BaseModel]],
+        limit_bytes: int = MAX_PLAIN_BODY_BYTES,
+    ) -> None:
         async def endpoint(request: Request) -> Response:
             self._check_token(request)
-            return _reply(await operation(await self._read(request, message)))
+            return _reply(await operation(await self._read(request, message, limit_bytes)))
 
         app.add_api_route(f"{PREFIX}/{name}", endpoint, methods=["POST"], include_in_schema=False, name=name)
 
@@ -114,12 +125,15 @@ class _Routes:
     def _check_token(self, request: Request) -> None:
         check_bearer(request, self._token)
 
-    async def _read(self, request: Request, message: type[M]) -> M:
+    async def _read(self, request: Request, message: type[M], limit_bytes: int) -> M:
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > limit_bytes:
+            raise BodyTooLarge(f"a body of {announced[:20]} bytes is larger than {limit_bytes}")
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+            if len(body) > limit_bytes:
+                raise BodyTooLarge(f"the body is larger than {limit_bytes} bytes")
         try:
             if len(body) > MAX_INLINE_BODY_BYTES:
                 return await self._offload.run(lambda: message.model_validate_json(bytes(body)))

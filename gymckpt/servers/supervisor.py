@@ -189,20 +189,24 @@ class Supervisor:
         what = f"server {child.config.instance} did not start: {said['detail']}"
         hint = said.get("hint")
         if self._logs is not None:
-            hint = hint or f"see {self._logs / child.config.instance}.log: {_last_line(self._logs, child)}"
+            line = _last_line(self._logs, child)
+            if hint is None and (line or not said["code"]):
+                hint = f"see {self._logs / child.config.instance}.log" + (f": {line}" if line else "")
         return UsageError(what, hint=hint) if said["code"] == "usage" else ServerError(what, hint=hint)
 
     async def _keep(self, child: _Child) -> None:
-        """Start the server again whenever it dies; return when it is to stay dead."""
+        """Start the server again whenever it dies; return when it is to stay dead. Each death is told once."""
+        ran = True
         while True:
             assert child.process is not None
             status = await child.process.wait()
             _end_group(child.process.pid)
-            died = f"{child.config.instance} died ({_how(status)})"
-            self._say("died", child, died)
+            if ran:
+                self._say("died", child, f"{child.config.instance} died ({_how(status)})")
             if not self._restart or not await self._may_restart(child):
                 self._say("gave_up", child, f"{child.config.instance} stays down")
                 return
+            ran = False
             try:
                 await self._start(child)
             except (UsageError, ServerError, OSError) as error:
@@ -210,6 +214,7 @@ class Supervisor:
                 if child.process.returncode is None:
                     child.process.kill()
                 continue
+            ran = True
             self._say("restarted", child, f"{child.config.instance} runs again, empty, at {child.url}")
 
     async def _may_restart(self, child: _Child) -> bool:

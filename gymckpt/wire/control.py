@@ -1,6 +1,7 @@
 """Messages of the checkpoint control plane, field by field (NeMo Gym partial-rollout checkpoints, October 2026).
 
-Requests refuse unknown fields. Replies are read leniently: another implementation may say more than we know.
+Requests refuse unknown fields, and values of another JSON type than their own. Replies are read leniently: another
+implementation may say more than we know.
 """
 
 from typing import Annotated, Any, Literal
@@ -48,7 +49,7 @@ MAX_DEADLINE_S = 3600.0
 CheckpointId = Annotated[str, Field(pattern=NAME_PATTERN)]
 RolloutId = Annotated[str, Field(max_length=128), AfterValidator(check_rollout_id)]
 """Another form raises `InvalidRolloutId` itself, through pydantic: it has a code of its own on the wire (400)."""
-DeadlineTs = Annotated[float, Field(allow_inf_nan=False)]
+DeadlineTs = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 """Absolute unix seconds."""
 
 
@@ -68,7 +69,7 @@ class EpisodeRef(Message):
     """`{"rollout_id", "attempt"}`."""
 
     rollout_id: RolloutId
-    attempt: int = Field(0, ge=0, le=MAX_ATTEMPT)
+    attempt: int = Field(0, ge=0, le=MAX_ATTEMPT, strict=True)
 
     @property
     def episode(self) -> EpisodeId:
@@ -90,7 +91,7 @@ class CommitRequest(Operation):
     checkpoint_dir: str = Field(min_length=1, max_length=4096)
     episode_ids: list[EpisodeRef] | None
     """The scope; null means all (the model refuses null)."""
-    stop: bool = False
+    stop: bool = Field(default=False, strict=True)
     """The servers' work ends with this checkpoint: external compute may be suspended."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from gymckpt import jsoncodec
 from gymckpt.errors import InvalidRolloutId
 from gymckpt.identity import EpisodeId
 from gymckpt.wire import control, gym
@@ -61,6 +62,9 @@ def test_a_reply_may_say_more_than_we_know(name: str) -> None:
         {"checkpoint_id": "line\n"},
         {"deadline_ts": float("nan")},
         {"deadline_ts": float("inf")},
+        {"deadline_ts": "1800000000"},
+        {"deadline_ts": True},
+        {"checkpoint_id": 7},
     ],
 )
 def test_an_unsafe_id_or_a_deadline_that_is_no_moment_is_refused(bad: dict[str, Any]) -> None:
@@ -76,7 +80,13 @@ def test_an_unsafe_rollout_id_is_refused_everywhere(bad: str) -> None:
         control.RetireRequest.model_validate(body)
 
 
-@pytest.mark.parametrize("attempt", [-1, 10**9 + 1, "1.5", None])
+@pytest.mark.parametrize("bad", [{"stop": 1}, {"stop": "yes"}, {"checkpoint_dir": 7}, {"episode_ids": "all"}])
+def test_a_commit_takes_each_field_in_its_own_type_only(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        control.CommitRequest.model_validate_json(jsoncodec.dumps({**CONTROL["CommitRequest"], **bad}))
+
+
+@pytest.mark.parametrize("attempt", [-1, 10**9 + 1, "1.5", "1", 1.0, True, None])
 def test_an_attempt_that_is_no_count_is_refused(attempt: Any) -> None:
     with pytest.raises(ValidationError):
         control.EpisodeRef.model_validate({"rollout_id": "r", "attempt": attempt})
