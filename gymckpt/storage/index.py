@@ -7,9 +7,11 @@ list's last item), `"digest"` (of the head), and `"next"` (number of the next pa
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -30,6 +32,7 @@ _NEEDS = msgspec.json.Decoder(tuple[tuple[Kind, Annotated[str, msgspec.Meta(patt
 _LISTS = msgspec.json.Decoder(dict[str, tuple[_Count, ...]])
 _TAILS = msgspec.json.Decoder(Mapping[str, str])
 _BAD = (msgspec.MsgspecError, ValueError, RecursionError)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _T = TypeVar("_T")
 
 
@@ -76,7 +79,8 @@ class IndexLine(msgspec.Struct, gc=False):
         if any(len(lengths) != len(parts) for lengths in lists.values()):
             raise self._damage("its lists")
         following = len(parts) if self.next is None else self.next
-        return Chain(parts, lists, following, None, self.digest, self._parse(_TAILS, self.raw_tails, "tails"))
+        tails = self._parse(_TAILS, self.raw_tails, "tails")
+        return Chain(parts, _shared(lists), following, None, self.digest, _shared(tails))
 
     def _parse(self, decoder: msgspec.json.Decoder[_T], raw: msgspec.Raw, name: str) -> _T:
         try:
@@ -100,6 +104,11 @@ class _Header(msgspec.Struct):
 _HEADER = msgspec.json.Decoder(_Header)
 _LINES = msgspec.json.Decoder(IndexLine)
 _key = attrgetter("rollout_id", "attempt")
+
+
+def _shared(by_pointer: Mapping[str, _T]) -> Mapping[str, _T]:
+    """The same with one copy of each pointer in the process: a hundred thousand episodes have the same few."""
+    return {sys.intern(pointer): value for pointer, value in by_pointer.items()} if by_pointer else _NOTHING
 
 
 def _damage(where: str, rollout_id: str, what: str) -> DamagedState:

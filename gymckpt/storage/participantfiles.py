@@ -1,6 +1,7 @@
 """A participant's files in a checkpoint, blocking: nothing in them is believed before it is checked."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -69,14 +70,29 @@ class ParticipantFiles:
 
     def index(self) -> Iterator[IndexLine]:
         """Every episode, without its payload."""
-        return self._plain.index() if self._plain else chain.from_iterable(self._index_by_frame())
+        return self._plain.index() if self._plain else chain.from_iterable(self._checked_frames())
 
-    def _index_by_frame(self) -> Iterator[list[IndexLine]]:
+    def chosen(self, scope: Mapping[str, int] | None) -> Iterator[list[IndexLine]]:
+        """Of each rollout in `scope` the line with the highest attempt not above it, in the order of the index; or all.
+
+        Some lines at a time, and no line before the whole index was checked.
+        """
+        if self._plain:
+            lines = list(self._plain.index())
+            best = highest(lines, scope)
+            return iter([[line for line in lines if is_chosen(line, best)]])
+        best = highest(self.index(), scope)
+        return ([line for line in lines if is_chosen(line, best)] for lines in self._frames(None))
+
+    def _checked_frames(self) -> Iterator[list[IndexLine]]:
         seen: set[tuple[str, int]] = set()
-        for number, lines in self._episode_lines():
-            yield read_lines(lines, self._index_where(number), seen)
+        yield from self._frames(seen)
         if len(seen) != self.record_count:
             raise DamagedState(f"{self._index_where(0)}: {len(seen)} episodes, the manifest says {self.record_count}")
+
+    def _frames(self, seen: set[tuple[str, int]] | None) -> Iterator[list[IndexLine]]:
+        for number, lines in self._episode_lines():
+            yield read_lines(lines, self._index_where(number), set() if seen is None else seen)
 
     @property
     def stored_bytes(self) -> int:
@@ -114,7 +130,7 @@ class ParticipantFiles:
         chains: dict[EpisodeId, Chain] = {}
         if self._plain is None:
             scope = None if installed is None else {rollout: attempt - 1 for rollout, attempt in installed.items()}
-            for line in in_scope(self.index(), scope):
+            for line in chain.from_iterable(self.chosen(scope)):
                 episode = line.episode
                 now = episode.attempt if installed is None else installed[episode.rollout_id]
                 chains[EpisodeId(episode.rollout_id, now)] = line.chain
@@ -203,12 +219,12 @@ class ParticipantFiles:
         """All that is wrong, by file, frame and episode; `quick` looks at structure only. Opens by itself."""
         try:
             self.open()
-            lines = list(self.index())
+            lines = self.chosen(None)
         except DamagedState as error:
             return [Problem.of(error)]
         costs: dict[str, list[EpisodeId]] = {}
         source = self.source()
-        for line in lines:
+        for line in chain.from_iterable(lines):
             try:
                 _ = line.episode, line.boundary, line.turns, line.needs, line.chain, line.size_bytes
                 if not quick:
@@ -249,18 +265,22 @@ class ParticipantFiles:
             yield number, lines if number else lines[lines.index(b"\n") + 1 :]
 
 
-def in_scope(lines: Iterable[IndexLine], scope: Mapping[str, int] | None) -> list[IndexLine]:
-    """Of each rollout in `scope` the line with the highest attempt not above it, in the order of the index; or all."""
+def highest(lines: Iterable[IndexLine], scope: Mapping[str, int] | None) -> dict[str, int] | None:
+    """Of each rollout in `scope` the highest attempt that `lines` have and that is not above it; None for all lines."""
     if scope is None:
-        return list(lines)
-    best: dict[str, IndexLine] = {}
+        deque(lines, maxlen=0)
+        return None
+    best: dict[str, int] = {}
     for line in lines:
-        episode = line.episode
-        if episode.attempt <= scope.get(episode.rollout_id, -1):
-            before = best.get(episode.rollout_id)
-            if before is None or before.episode.attempt < episode.attempt:
-                best[episode.rollout_id] = line
-    return list(best.values())
+        rollout_id, attempt = line.episode
+        if best.get(rollout_id, -1) < attempt <= scope.get(rollout_id, -1):
+            best[rollout_id] = attempt
+    return best
+
+
+def is_chosen(line: IndexLine, best: Mapping[str, int] | None) -> bool:
+    """Whether `best`, as `highest` gives it, names `line`."""
+    return best is None or best.get(line.rollout_id) == line.attempt
 
 
 def _read_together(frames: Sequence[FrameSpan]) -> Iterator[range]:

@@ -185,11 +185,11 @@ def _whole(snapshot: Snapshot) -> Record:
     return snapshot.head
 
 
-def read_line(line: bytes, where: str) -> dict[str, Any]:
+def read_line(line: bytes | memoryview, where: str) -> dict[str, Any]:
     """A part's line as an object with checked envelope; raises `DamagedState`."""
     try:
-        wide = line.find(b',"wide":true,', 0, 512) > 0
-        part = jsoncodec.loads_slowly(line) if wide else jsoncodec.loads_exact(line)
+        wide = b',"wide":true,' in bytes(line[:512])
+        part = jsoncodec.loads_slowly(bytes(line)) if wide else jsoncodec.loads_exact(line)
     except ValueError as error:
         raise DamagedState(f"{where}: {error}") from error
     if not isinstance(part, dict) or not isinstance(part.get("part"), int) or not isinstance(part.get("attempt"), int):
@@ -197,7 +197,7 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
     return part
 
 
-def assemble(lines: Iterable[bytes], episode: EpisodeId, where: str) -> Record:
+def assemble(lines: Iterable[bytes | memoryview], episode: EpisodeId, where: str) -> Record:
     """The record that the parts of `episode` amount to, each checked to be the next of it; raises `DamagedState`."""
     record: Record | None = None
     held: dict[str, list[Any]] = {}

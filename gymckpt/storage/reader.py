@@ -1,6 +1,9 @@
 """Reads a participant's part of a checkpoint, an episode at a time, off the event loop."""
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -9,13 +12,16 @@ from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage.base import Base
 from gymckpt.storage.index import IndexLine
-from gymckpt.storage.participantfiles import ParticipantFiles, in_scope
+from gymckpt.storage.participantfiles import ParticipantFiles
+from gymckpt.storage.prefixes import PrefixFile
 from gymckpt.storage.problems import Problem
 from gymckpt.storage.records import StoredRecord
 from gymckpt.storage.segments import FrameSource
 
-_BATCH_BYTES = 1 << 20
-_BATCH_RECORDS = 64
+_BATCH_BYTES = 1 << 19
+_BATCH_RECORDS = 256
+_AHEAD = 2
+_AHEAD_BYTES = 4 << 20
 
 
 class ParticipantReader:
@@ -63,21 +69,37 @@ class ParticipantReader:
         """Every episode, without its payload. Blocking for as long as the lines take to parse."""
         return self._files.index()
 
-    async def records(self, scope: Mapping[str, int] | None = None) -> AsyncIterator[StoredRecord]:
+    async def records(self, scope: Mapping[str, int] | None = None) -> AsyncGenerator[StoredRecord, None]:
         """The records in `scope` (rollout -> the highest attempt allowed; the highest not above it is given), or all.
 
-        Checks the digest of every file first. One batch of about 1 MiB is in memory at a time.
+        Checks the digest of every file first, then all of the index. The next batch of about half a MiB is read and
+        decoded while the caller uses the last; of larger records one is in memory at a time.
         """
         await self._offload.run(self._files.check_files)
-        chosen = await self._offload.run(lambda: in_scope(self._files.index(), scope))
-        source = self._files.source()
+        lines = await self._offload.run(lambda: self._files.chosen(scope))
         prefixes = await self._offload.run(self._files.prefixes)
-        for batch in _batches(chosen):
-            for record in await self._offload.run(partial(self._read_all, source, batch)):
-                if prefixes is not None and (prefix := await self._offload.run(partial(prefixes.read, record.episode))):
-                    yield replace(record, prefix=prefix)
-                else:
+        read = partial(self._read_all, self._files.source(), prefixes)
+        async with aclosing(self._read_ahead(lines, read)) as batches:
+            async for batch in batches:
+                for record in batch:
                     yield record
+
+    async def _read_ahead(
+        self, frames: Iterator[list[IndexLine]], read: Callable[[list[IndexLine]], list[StoredRecord]]
+    ) -> AsyncGenerator[list[StoredRecord], None]:
+        """What `read` makes of batches of the lines, in order."""
+        ahead: deque[tuple[asyncio.Future[list[StoredRecord]], int]] = deque()
+        try:
+            while (lines := await self._offload.run(partial(next, frames, None))) is not None:
+                for batch, size in _batches(lines):
+                    while ahead and (len(ahead) == _AHEAD or size + sum(its for _, its in ahead) > _AHEAD_BYTES):
+                        yield await ahead.popleft()[0]
+                    ahead.append((asyncio.ensure_future(self._offload.run(partial(read, batch))), size))
+            while ahead:
+                yield await ahead.popleft()[0]
+        finally:
+            for task, _ in ahead:
+                task.cancel()
 
     async def record(self, episode: EpisodeId) -> StoredRecord | None:
         """One episode, reading no more than the index and its own frames; None if it is not in here."""
@@ -95,18 +117,22 @@ class ParticipantReader:
         """All that is wrong, by file, frame and episode; `quick` looks at structure only. Opens by itself."""
         return await self._offload.run(lambda: self._files.verify(quick=quick))
 
-    def _read_all(self, source: FrameSource, lines: list[IndexLine]) -> list[StoredRecord]:
-        return [self._files.read(source, line) for line in lines]
+    def _read_all(self, source: FrameSource, prefixes: PrefixFile | None, lines: list[IndexLine]) -> list[StoredRecord]:
+        records = [self._files.read(source, line) for line in lines]
+        if prefixes is None:
+            return records
+        return [replace(record, prefix=prefixes.read(record.episode)) for record in records]
 
 
-def _batches(lines: Collection[IndexLine]) -> Iterator[list[IndexLine]]:
+def _batches(lines: Iterable[IndexLine]) -> Iterator[tuple[list[IndexLine], int]]:
+    """Lines whose records are read together, and the bytes that these have."""
     batch: list[IndexLine] = []
     size = 0
     for line in lines:
+        if batch and (size + line.size_bytes > _BATCH_BYTES or len(batch) == _BATCH_RECORDS):
+            yield batch, size
+            batch, size = [], 0
         batch.append(line)
         size += line.size_bytes
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_RECORDS:
-            yield batch
-            batch, size = [], 0
     if batch:
-        yield batch
+        yield batch, size

@@ -1,6 +1,7 @@
 """A segment file being written, and segment files being read a frame at a time."""
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -130,36 +131,39 @@ class LineBuffer:
 
 
 class FrameSource:
-    """Lines of segment files. Keeps the last frames it decompressed, up to 48 MiB; blocking; one caller at a time."""
+    """Lines of segment files. Keeps the last frames it decompressed, up to 48 MiB. Blocking; for any thread."""
 
     def __init__(self, fs: FileSystem, directory: PurePath, segments: tuple[Segment, ...], max_raw_bytes: int) -> None:
         self._fs = fs
         self._directory = directory
         self.segments = segments
         self._max_raw_bytes = max_raw_bytes
+        self._paths = [directory / segment.file for segment in segments]
+        self._names = [str(path) for path in self._paths]
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._reading = threading.Lock()
 
-    def line(self, segment: int, frame: int, offset: int, length: int) -> bytes:
+    def line(self, segment: int, frame: int, offset: int, length: int) -> memoryview:
         """One line, newline included; raises `DamagedState` naming file and frame."""
-        lines = self.frame(segment, frame)
-        line = lines[offset : offset + length]
-        if len(line) != length or not line.endswith(b"\n") or line.find(b"\n") != length - 1:
+        lines, end = self.frame(segment, frame), offset + length
+        if length < 1 or lines.find(b"\n", offset, end) != end - 1:
             raise DamagedState(f"{self.where(segment, frame)}: no line of {length} bytes at {offset}")
-        return line
+        return memoryview(lines)[offset:end]
 
     def frame(self, segment: int, frame: int) -> bytes:
         """All lines of one frame."""
         key = (segment, frame)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        lines = self.read_frame(segment, frame)
-        self._kept[key] = lines
-        self._kept_bytes += len(lines)
-        while self._kept_bytes > _CACHE_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
-        return lines
+        with self._reading:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            lines = self.read_frame(segment, frame)
+            self._kept[key] = lines
+            self._kept_bytes += len(lines)
+            while self._kept_bytes > _CACHE_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+            return lines
 
     def read_frame(self, segment: int, frame: int) -> bytes:
         """As `frame`, leaving the kept ones alone."""
@@ -172,7 +176,7 @@ class FrameSource:
             raise DamagedState(
                 f"{where}: {span.raw_bytes} bytes, more than the {self._max_raw_bytes} allowed",
             )
-        path = self._directory / self.segments[segment].file
+        path = self._paths[segment]
         with reading(path):
             data = self._fs.read(path, span.offset, span.size_bytes)
         if len(data) != span.size_bytes:
@@ -181,4 +185,4 @@ class FrameSource:
 
     def where(self, segment: int, frame: int) -> str:
         """How messages name a frame."""
-        return f"{self._directory / self.segments[segment].file} frame {frame}"
+        return f"{self._names[segment]} frame {frame}"

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
@@ -21,7 +22,7 @@ from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact
 from gymckpt.storage.merging import Merged, choose, merge
 from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
 from gymckpt.storage.prefixes import PrefixFrames
-from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.records import ExportedRecord, Record
 from gymckpt.storage.segments import FrameSource, LineBuffer, Spool
 
 SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
@@ -35,6 +36,8 @@ _JOB_BYTES = 1 << 20
 _JOB_RECORDS = 64
 _SPARE_BYTES = 1 << 20
 _EMPTY = Chain((), {}, 0)
+_NO_RECORD: Record = {}
+_NO_LISTS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,7 @@ class ParticipantWriter:
         """
         if exported.episode in self._entries:
             raise CheckpointFailed(f"{exported.episode} was exported twice")
-        entry = _Entry(
-            ExportedRecord(exported.episode, {}, exported.boundary, exported.turns, exported.needs, exported.revision)
-        )
+        entry = _Entry(replace(exported, record=_NO_RECORD, lists=_NO_LISTS, prefix=None))
         if exported.prefix is not None:
             self._prefixes.take(exported.episode, exported.prefix)
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
@@ -325,7 +326,7 @@ class ParticipantWriter:
 
     def _read(self, source: FrameSource, address: Address) -> bytes:
         try:
-            return source.line(*address)
+            return bytes(source.line(*address))
         except DamagedState as error:
             if self._base is not None:
                 lose(self._base, self._old[address.segment].file, error)
