@@ -203,7 +203,7 @@ def test_a_body_that_says_that_it_is_too_long_is_refused_before_it_comes(tmp_pat
             asked = True
             yield b"{}"
 
-        headers = {**bearer(TOKEN), "content-length": str(40 << 20)}
+        headers = {**bearer(TOKEN), b"content-length": b"%d" % (40 << 20)}
         reply = await Served(tmp_path).client.post(f"{PREFIX}/renew", content=never(), headers=headers)
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
         assert not asked
