@@ -5,11 +5,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -28,6 +28,7 @@ if __name__ == "__main__":
 BLACKJACK = ("blackjack", "BlackjackEnv")
 COUNTERS = ("example_session_state_mgmt", "StatefulCounterResourcesServer")
 STATUS = "/ng-control/v1/checkpoint/status"
+LISTENING = b"Uvicorn running on"
 TOKEN = "a-token-of-this-test-alone"
 
 
@@ -52,26 +53,34 @@ def started(
         "NEMO_GYM_CONFIG_PATH": "table",
         **environment,
     }
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(script)], env={**os.environ, **variables}, stdout=output, stderr=output, cwd=folder
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-            deadline = time.monotonic() + 120
-            while True:
-                assert process.poll() is None, log.read_text(errors="replace")[-4000:]
-                assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
-                try:
-                    client.get("/")
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.1)
-            yield client
-    finally:
-        process.kill()
-        process.wait()
+    said: list[bytes] = []
+    listening = threading.Event()
+
+    def read(output: IO[bytes]) -> None:
+        for line in output:
+            said.append(line)
+            if LISTENING in line:
+                listening.set()
+        listening.set()  # it ended
+
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+    ) as process:
+        assert process.stdout is not None
+        reader = threading.Thread(target=read, args=(process.stdout,))
+        reader.start()
+        try:
+            assert listening.wait(120)
+            assert any(LISTENING in line for line in said), b"".join(said)[-4000:].decode(errors="replace")
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+                yield client
+        finally:
+            process.kill()
+            reader.join()
 
 
 def test_a_checkpoint_block_makes_the_server_a_participant(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from gymckpt.participant.role import Role
 from gymckpt.participant.routes import mount
 from gymckpt.ports import Clock, SystemClock, ThreadOffload
 from gymckpt.roles.resources import ResourcesRole
-from gymckpt.roles.resources_hooks import HookLimits
+from gymckpt.servers.resources.app import role_of
 from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
@@ -164,16 +164,7 @@ def _resources(
     tokens = McpTokens(server, cookie) if expose(server, app) else None
     chosen = adapter(config.name, server)
     renews = tokens is not None and tokens.renewable
-    role = ResourcesRole(
-        config.name,
-        chosen,
-        mode=chosen.checkpoint_mode,
-        verify=chosen.checkpoint_verify,
-        marks=Marks(),
-        clock=clock,
-        limits=HookLimits(hook_s=chosen.checkpoint_hook_s + 5.0),
-        extensions=(EXTENSION_MCP_ACCESS,) if renews else (),
-    )
+    role = role_of(chosen, clock, extensions=(EXTENSION_MCP_ACCESS,) if renews else ())
     app.add_middleware(
         SessionLayer,
         adapter=chosen,

@@ -1,7 +1,7 @@
 """A resources server over HTTP: Gym's routes, sessions by signed cookie, and the control plane if asked for."""
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 
 MAX_BODY_BYTES = 256 << 20
+BATCH_GRACE_S = 5.0
+"""A batch of hooks has this much longer than each hook in it, so that the session which took too long is named."""
 OFFLOADED_BYTES = 256 << 10
 """JSON larger than this is read and written off the event loop."""
 
@@ -81,16 +83,8 @@ def resources_app(
     requests: Requests = DirectRequests(server)
     mcp = mcp_routes(server) if expose_tools_over_mcp else None
     if checkpoint.enabled:
-        role = ResourcesRole(
-            server.instance,
-            server,
-            mode=server.checkpoint_mode,
-            verify=server.checkpoint_verify,
-            marks=Marks(),
-            clock=clock,
-            limits=HookLimits(hook_s=server.checkpoint_hook_s + 5.0),
-            extensions=(EXTENSION_MCP_ACCESS,) if mcp is not None else (),
-        )
+        extensions = (EXTENSION_MCP_ACCESS,) if mcp is not None else ()
+        role = role_of(server, clock, extensions=extensions)
         requests = GuardedRequests(server, role)
         mount(app, role, checkpoint, clock=clock, fs=fs or LocalFileSystem(), offload=offload)
         if mcp is not None:
@@ -99,6 +93,20 @@ def resources_app(
         mcp.add_to(app, requests)
     _Routes(server, requests, offload, mcp).add_to(app)
     return app
+
+
+def role_of(server: ResourcesServer, clock: Clock, *, extensions: Sequence[str] = ()) -> ResourcesRole:
+    """The participant's part of `server`, with the modes and the time limit that its class states."""
+    return ResourcesRole(
+        server.instance,
+        server,
+        mode=server.checkpoint_mode,
+        verify=server.checkpoint_verify,
+        marks=Marks(),
+        clock=clock,
+        limits=HookLimits(hook_s=server.checkpoint_hook_s + BATCH_GRACE_S),
+        extensions=extensions,
+    )
 
 
 def mcp_routes(server: ResourcesServer) -> "McpRoutes":
