@@ -117,3 +117,12 @@ class BeforeExport(Protocol):
         """Called once, before the export of a commit begins. Best effort: must return well before `deadline`, and
         raise nothing but what is to fail the commit."""
         ...
+
+
+@runtime_checkable
+class WaitsFor(Protocol):
+    """What a role may have besides: word of what keeps an export from ending."""
+
+    def waits_for(self) -> str | None:
+        """It, for a person; None if nothing is known."""
+        ...

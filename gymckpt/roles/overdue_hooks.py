@@ -25,6 +25,7 @@ class HookOverdue(Exception):
 @dataclass(frozen=True, eq=False, slots=True)
 class _Hook:
     what: str
+    session_id: str | None
     changes: frozenset[str]
     undo: Callable[[], Awaitable[None]] | None
 
@@ -35,6 +36,7 @@ class OverdueHooks:
     def __init__(self, instance: str) -> None:
         self._instance = instance
         self._left: dict[_Hook, asyncio.Task[None]] = {}
+        self._running: dict[_Hook, None] = {}
 
     def __len__(self) -> int:
         return len(self._left)
@@ -43,6 +45,12 @@ class OverdueHooks:
         """Sessions that a hook left to itself may still change."""
         return frozenset().union(*(hook.changes for hook in self._left))
 
+    @property
+    def running(self) -> tuple[str, str | None] | None:
+        """What is being waited for within its limit, and the session if it is one: the hook that began last."""
+        hook = next(reversed(self._running), None)
+        return (hook.what, hook.session_id) if hook is not None else None
+
     async def limited(
         self,
         work: Awaitable[T],
@@ -50,15 +58,18 @@ class OverdueHooks:
         limit_s: float,
         *,
         grace_s: float = GRACE_S,
+        session_id: str | None = None,
         changes: Collection[str] = (),
         undo: Callable[[], Awaitable[None]] | None = None,
     ) -> T:
         """What `work` gives; raises what it raises, and `HookOverdue` after `limit_s`.
 
-        This returns at most `grace_s` later. `changes`: sessions that `work` writes to; where it was left to itself,
-        `undo` is done once it has ended.
+        This returns at most `grace_s` later. `session_id`: the one session that it is for. `changes`: sessions that
+        `work` writes to; where it was left to itself, `undo` is done once it has ended.
         """
         task = asyncio.ensure_future(work)
+        hook = _Hook(what, session_id, frozenset(changes), undo)
+        self._running[hook] = None
         try:
             await asyncio.wait([task], timeout=limit_s)
             if task.cancelled():
@@ -67,8 +78,9 @@ class OverdueHooks:
                 return task.result()
             raise HookOverdue(what)
         finally:
+            del self._running[hook]
             if not task.done():
-                await self._cancel(task, grace_s, _Hook(what, frozenset(changes), undo))
+                await self._cancel(task, grace_s, hook)
 
     async def _cancel(self, task: asyncio.Future[T], grace_s: float, hook: _Hook) -> None:
         task.cancel()

@@ -117,6 +117,14 @@ class ResourcesRole:
         async for session, state in export_states(self._hooks, sessions, self._limits):
             yield _record(session, state)
 
+    def waits_for(self) -> str | None:
+        """See `WaitsFor`: the session whose hook has not ended."""
+        if (running := self._hooks.overdue_hooks.running) is None:
+            return None
+        what, session_id = running
+        session = self._sessions.get(session_id)
+        return f"the hook of {session}" if session is not None else what
+
     async def validate(self, records: AsyncIterator[StoredRecord]) -> Installable:
         """See `Role.validate`."""
         prepared: dict[str, tuple[str, Json]] = {}

@@ -61,11 +61,11 @@ class StubbornBatch(Stubborn):
         return {session_id: {"total": self.totals[session_id]} for session_id in session_ids}
 
 
-async def committed(desk: Desk, checkpoint_id: str, root: Path, **fields: Any) -> Reply:
+async def committed(desk: Desk, checkpoint_id: str, root: Path, *, seconds: float = 300.0, **fields: Any) -> Reply:
     await desk.done("prepare", checkpoint_id)
     directory = str(root / checkpoint_id)
     return await desk.control(
-        "commit", checkpoint_id, seconds=300.0, checkpoint_dir=directory, episode_ids=None, **fields
+        "commit", checkpoint_id, seconds=seconds, checkpoint_dir=directory, episode_ids=None, **fields
     )
 
 
@@ -128,6 +128,28 @@ def test_a_resume_in_the_middle_of_such_an_export_opens_the_server(tmp_path: Pat
         assert detail(await committing)
         server.let_go.set()
         await asyncio.sleep(1.0)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", [Stubborn, StubbornBatch])
+def test_a_commit_whose_deadline_comes_before_the_hooks_limit_names_the_session_too(
+    tmp_path: Path, kind: type[Stubborn]
+) -> None:
+    async def main() -> None:
+        server = kind()
+        desk = Desk(server, on(tmp_path))
+        await seeded(desk, A)
+        await seeded(desk, B)
+        server.stuck = "export"
+        said = detail(await committed(desk, X, tmp_path, seconds=5.0))
+        assert "outlived the deadline" in said
+        assert "session " in said
+        assert "of episode " in said
+        await desk.done("resume", X, seconds=5.0)
+        server.let_go.set()
+        await asyncio.sleep(1.0)
+        assert await overdue(desk) == 0
 
     run_virtual(main())
 

@@ -186,6 +186,7 @@ class ResourcesServer:
                 work,
                 f"{doing} session {session_id}",
                 self.checkpoint_hook_s,
+                session_id=session_id,
                 changes=[session_id] if changing else (),
                 undo=undo if changing else None,
             )
