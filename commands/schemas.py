@@ -10,10 +10,12 @@ from gymckpt.collection.settings import CollectSettings
 from gymckpt.report import documents
 from gymckpt.servers.deployment import Deployment
 from gymckpt.settings import CheckpointSettings
-from gymckpt.storage.manifest import Manifest
+from gymckpt.storage.manifest import Manifest, Sha256
 from gymckpt.storage.plainform import PlainManifest
 from gymckpt.storage.published import CheckpointFile, CollectionFile
 from gymckpt.wire import control, cuts, gym
+
+from .filemodels import index_line, journal_line, run_file
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -56,10 +58,16 @@ SCHEMAS: Final[Mapping[str, Any]] = {
     "episode-agent-session": gym.AgentSessionRequest,
     "episode-close-agent-session": gym.CloseAgentSessionRequest,
     "episode-close-agent-session-reply": gym.CloseAgentSessionReply,
+    "file-run": run_file(),
     "file-checkpoint": CheckpointFile,
     "file-collection": CollectionFile,
     "file-manifest": Manifest,
     "file-manifest-gym": PlainManifest,
+    "line-index": index_line(),
+    "line-dispatch": journal_line("dispatch"),
+    "line-events": journal_line("events"),
+    "line-outcomes": journal_line("outcomes"),
+    "line-outcomes-index": journal_line("outcomes", index=True),
     "deployment": Deployment,
     "checkpoint-settings": CheckpointSettings,
     "settings": CollectSettings,
@@ -72,13 +80,25 @@ SCHEMAS: Final[Mapping[str, Any]] = {
 }
 
 
+_SEALED: Final = frozenset({"file-run", "file-checkpoint", "file-collection", "file-manifest"})
+"""Files whose last member is the digest of all before it."""
+
+
 def json_schema(name: str) -> str:
     """The schema `name`, as text with a final newline."""
-    model = SCHEMAS[name]
-    adapter: TypeAdapter[Any] = TypeAdapter(model)
-    described = adapter.json_schema(mode="serialization" if _is_printed(model) else "validation")
+    described = _described(SCHEMAS[name])
+    if name in _SEALED:
+        described["properties"]["digest"] = TypeAdapter(Sha256).json_schema()
+        described["required"].append("digest")
     schema = {"$schema": DIALECT, "$id": f"gymckpt/{name}", **described}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _described(model: Any) -> dict[str, Any]:
+    if isinstance(model, dict):
+        return model
+    adapter: TypeAdapter[Any] = TypeAdapter(model)
+    return adapter.json_schema(mode="serialization" if _is_printed(model) else "validation")
 
 
 def _is_printed(model: Any) -> bool:

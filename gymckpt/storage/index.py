@@ -31,6 +31,8 @@ _PARTS = msgspec.json.Decoder(_Parts)
 _NEEDS = msgspec.json.Decoder(tuple[tuple[Kind, Annotated[str, msgspec.Meta(pattern=_NAME)]], ...] | None)
 _LISTS = msgspec.json.Decoder(dict[str, tuple[_Count, ...]])
 _TAILS = msgspec.json.Decoder(Mapping[str, str])
+LATER: Mapping[str, msgspec.json.Decoder[Any]] = {"parts": _PARTS, "needs": _NEEDS, "lists": _LISTS, "tails": _TAILS}
+"""Of the members that a listing does not parse: what reads each."""
 _BAD = (msgspec.MsgspecError, ValueError, RecursionError)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _T = TypeVar("_T")
@@ -97,11 +99,13 @@ class _Table(msgspec.Struct):
     frames: list[tuple[_Count, _Count]]
 
 
-class _Header(msgspec.Struct):
+class Header(msgspec.Struct):
+    """The first line: every segment, and `[compressed, uncompressed]` bytes of each of its frames."""
+
     segments: list[_Table]
 
 
-_HEADER = msgspec.json.Decoder(_Header)
+_HEADER = msgspec.json.Decoder(Header)
 _LINES = msgspec.json.Decoder(IndexLine)
 _key = attrgetter("rollout_id", "attempt")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runs import ROLLOUTS, collecting, deployment_file, until
+from tests.cli.schemafiles import wrong_files
 from tests.cli.terminal import gymckpt, inline
 
 
@@ -100,6 +101,7 @@ def test_restore_goes_on_and_every_reading_verb_agrees(run: Path) -> None:
     asked = inline("checkpoint", str(run))
     assert asked.returncode == 3
     assert "no collector runs" in asked.stderr
+    assert wrong_files(run) == []
     before = sorted(path.name for path in run.rglob("*"))
     tried = gymckpt("restore", str(run), "--dry-run", "--url", "nobody=http://127.0.0.1:9")
     assert tried.returncode == 0, tried.stderr
