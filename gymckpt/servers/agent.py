@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.middleware.sessions import SessionMiddleware
 
 from gymckpt.errors import GymckptError
 from gymckpt.identity import EpisodeId
@@ -23,6 +22,7 @@ from gymckpt.servers.aggregates import add_aggregates
 from gymckpt.servers.bodies import BadBody, checked, json_response, read_object, refuse
 from gymckpt.servers.deployment import Neighbours
 from gymckpt.servers.resources.options import read_options
+from gymckpt.servers.session_cookies import add_session_cookie
 from gymckpt.settings import CheckpointSettings
 from gymckpt.wire.client import HttpTransport
 from gymckpt.wire.control import HEADER_ACTIVATION, HEADER_BOUNDARIES, HEADER_RESTART, HEADER_TURNS
@@ -30,7 +30,7 @@ from gymckpt.wire.gym import AgentSessionRequest, CloseAgentSessionRequest
 
 MAX_CONNECTIONS = 100_000
 SESSION_CLASS = "SimpleAgent"
-"""Session cookies are named for class and instance, and signed with that name: they outlive the process."""
+"""What session cookies are named for, with the instance."""
 
 
 def build(instance: str, options: dict[str, Any], checkpoint: CheckpointSettings, neighbours: Neighbours) -> FastAPI:
@@ -78,8 +78,7 @@ def agent_app(
 
     app = FastAPI(title=instance, openapi_url=None, lifespan=lifespan)
     app.state.role = role
-    cookie = f"{SESSION_CLASS}___{instance}"
-    app.add_middleware(SessionMiddleware, secret_key=cookie, session_cookie=cookie)
+    add_session_cookie(app, SESSION_CLASS, instance)
     app.add_exception_handler(GymckptError, refuse)
     if mount(app, role, checkpoint, clock=clock, fs=fs, offload=offload) is None:
         # Activations carry the rollout's prefix even where nobody takes checkpoints.

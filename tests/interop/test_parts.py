@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from itsdangerous import URLSafeSerializer
+from itsdangerous import TimestampSigner, URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
 
 from gymckpt.errors import CheckpointConflict, StaleAttempt, UsageError
 from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter, Blackjack, Counters
 from gymckpt.integrations.nemo_gym.attaching import attach, kind_of
-from gymckpt.integrations.nemo_gym.cookies import session_id_of, with_session_id
+from gymckpt.integrations.nemo_gym.cookies import renewed, session_id_of, with_session_id
 from gymckpt.integrations.nemo_gym.declarations import DECLARATIONS, adapter_for
 from gymckpt.integrations.nemo_gym.exchange import Answer
 from gymckpt.integrations.nemo_gym.mcp_tokens import McpTokens
@@ -142,6 +142,17 @@ def test_only_a_cookie_signed_with_its_own_name_carries_a_session() -> None:
     [(_, cookies)] = scope["headers"]
     forged = {"headers": [(b"cookie", cookies[:-2])]}
     assert session_id_of(forged, COOKIE) is None
+
+
+def test_a_cookie_that_gyms_servers_would_find_too_old_is_signed_anew_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as long_ago:
+        long_ago.setattr(TimestampSigner, "get_timestamp", lambda signer: 1_000_000_000)
+        old = with_session_id({"headers": []}, COOKIE, "session-1")
+    assert session_id_of(old, COOKIE) == "session-1"
+    [(_, cookies)] = renewed(old, COOKIE)["headers"]
+    assert TimestampSigner(COOKIE).validate(cookies.removeprefix(f"{COOKIE}=".encode()), max_age=60)
+    forged = {"headers": [(b"cookie", cookies[:-2])]}
+    assert renewed(forged, COOKIE) == forged
 
 
 def test_a_session_token_of_gym_names_the_attempt_too_and_stays_gyms() -> None:

@@ -21,7 +21,7 @@ from gymckpt.errors import (
 )
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
-from gymckpt.integrations.nemo_gym.cookies import session_of
+from gymckpt.integrations.nemo_gym.cookies import renewed, session_of
 from gymckpt.integrations.nemo_gym.exchange import Answer, ask, post_scope, read_body, with_content_length
 from gymckpt.integrations.nemo_gym.paths import inner_scope, plain_route
 from gymckpt.participant.admission import Signal
@@ -160,7 +160,7 @@ class OwnerLayer:
             await self._app(scope, receive, send)
             return
         try:
-            answer = await self._answer(scope, await read_body(receive))
+            answer = await self._answer(renewed(scope, self._cookie), await read_body(receive))
         except ControlError as error:
             self._refused(scope["path"][:200], error)
             await send_json(send, error.http_status, error_body(error))

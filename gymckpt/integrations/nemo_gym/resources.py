@@ -14,7 +14,7 @@ from gymckpt.errors import ControlError, GymckptError, StaleAttempt
 from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
-from gymckpt.integrations.nemo_gym.cookies import session_id_of, with_session_id
+from gymckpt.integrations.nemo_gym.cookies import renewed, session_id_of, with_session_id
 from gymckpt.integrations.nemo_gym.exchange import Answer, Refused, ask, post_scope, read_body, with_content_length
 from gymckpt.integrations.nemo_gym.mcp_tokens import McpTokens
 from gymckpt.integrations.nemo_gym.paths import inner_scope
@@ -61,7 +61,7 @@ class SessionLayer:
             await self._app(scope, receive, send)
             return
         try:
-            answer = await self._answer(scope, await read_body(receive))
+            answer = await self._answer(renewed(scope, self._cookie), await read_body(receive))
         except Refused as refused:
             answer = refused.answer
         except GymckptError as error:

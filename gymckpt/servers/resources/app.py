@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.middleware.sessions import SessionMiddleware
 
 from gymckpt import jsoncodec
 from gymckpt.errors import GymckptError, UsageError
@@ -22,6 +21,7 @@ from gymckpt.roles.resources_hooks import HookLimits
 from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.servers.resources.requests import DirectRequests, GuardedRequests, Requests
 from gymckpt.servers.resources.server import ResourcesServer, Tool
+from gymckpt.servers.session_cookies import add_session_cookie
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
 from gymckpt.wire.control import EXTENSION_MCP_ACCESS, EpisodeRef
@@ -77,9 +77,7 @@ def resources_app(
             await server.shutdown()
 
     app = FastAPI(title=server.instance, openapi_url=None, lifespan=lifespan)
-    # Gym's own way: the cookie is named for class and instance and signed with that name, so it outlives the process.
-    cookie = f"{type(server).__name__}___{server.instance}"
-    app.add_middleware(SessionMiddleware, secret_key=cookie, session_cookie=cookie)
+    add_session_cookie(app, type(server).__name__, server.instance)
     requests: Requests = DirectRequests(server)
     mcp = mcp_routes(server) if expose_tools_over_mcp else None
     if checkpoint.enabled:
