@@ -36,8 +36,8 @@ def checkpoint(
 
 async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
     from gymckpt.collection.events import CheckpointNamed, RequestFailed
-    from gymckpt.collection.journals import Journals
     from gymckpt.collection.lock import RunLock
+    from gymckpt.collection.opening import read_journals
     from gymckpt.collection.requests import ask_for_checkpoint
     from gymckpt.collection.rundirectory import RunPaths, read_run
     from gymckpt.ports import SystemClock, ThreadOffload
@@ -45,7 +45,7 @@ async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
     from gymckpt.storage.files import LocalFileSystem
 
     fs, offload, clock, paths = LocalFileSystem(), ThreadOffload(), SystemClock(), RunPaths(directory)
-    read_run(fs, paths)
+    run_id = read_run(fs, paths).run_id
     lock = RunLock(fs, offload, clock, paths)
     if await lock.is_let_go():
         raise NotAsAsked(f"no collector runs {directory}", hint=f"go on with: gymckpt restore {directory}")
@@ -65,8 +65,7 @@ async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
             f"no collector answered within {timeout_s:g} s",
             hint=f"the request stays: whoever next runs {directory} takes the checkpoint",
         ) from None
-    journals = Journals(fs, offload, clock, paths.journal)
-    await journals.inspect()
+    journals = await read_journals(fs, offload, clock, paths, run_id)
     for event in journals.replay_events():
         match event:
             case CheckpointNamed(checkpoint_id, _, answered) if answered == request:

@@ -8,14 +8,14 @@ from pathlib import PurePath
 from gymckpt import coordination
 from gymckpt.collection.candidates import find_candidates
 from gymckpt.collection.inputs import TaskInput
-from gymckpt.collection.journals import Journals
-from gymckpt.collection.opening import Ports, new_run, with_kinds
+from gymckpt.collection.opening import Ports, with_kinds
 from gymckpt.collection.plan import write_plan
 from gymckpt.collection.preflight import preflight
+from gymckpt.collection.reading import look
 from gymckpt.collection.recovery import Step, plan_recovery
 from gymckpt.collection.routing import Routing, Server
 from gymckpt.collection.run import Counts, Run
-from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run
+from gymckpt.collection.rundirectory import RunPaths, RunRecord
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.coordination import Deployment, PathMap
 from gymckpt.ports import Deadline
@@ -99,12 +99,8 @@ async def _begin(
 
 
 async def _replayed(ports: Ports, paths: RunPaths) -> tuple[RunRecord, Run]:
-    record = await ports.offload.run(lambda: read_run(ports.fs, paths))
-    journals = Journals(ports.fs, ports.offload, ports.clock, paths.journal)
-    await journals.inspect()
-    run = new_run(record)
-    await ports.offload.run(lambda: journals.replay_into(run))
-    return record, run
+    view = await look(ports.fs, ports.offload, ports.clock, paths)
+    return view.record, view.run
 
 
 async def _resume(settings: CollectSettings, ports: Ports, paths: RunPaths, deployment: Deployment) -> DryRun:

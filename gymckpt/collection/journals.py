@@ -145,12 +145,21 @@ class Journals:
                 yield event, stored
 
     def replay_into(self, run: Run) -> events.RowsWritten:
-        """Drive `run` to where the journals stand; gives how far the result files were written. Blocking."""
+        """Drive `run` to where the journals stand; gives how far the result files were written. Blocking.
+
+        Raises `DamagedState` where outcomes are missing that were known to be durable.
+        """
         written = events.RowsWritten(0, 0, 0)
         for event in self.replay_events():
             run.apply(event)
             if isinstance(event, events.RowsWritten):
                 written = event
+        if written.outcomes > self._outcomes.position.sequence:
+            raise DamagedState(
+                f"{self._directory}: the outcomes journal ends at {self._outcomes.position}, and the result files had "
+                f"the first {written.outcomes} outcomes",
+                hint="restore the journal from a copy; nothing was changed",
+            )
         for outcome, _ in self.outcomes():
             run.apply(outcome)
         for event in self.replay_dispatches():

@@ -32,8 +32,8 @@ from gymckpt.errors import DamagedState, NotAsAsked, UsageError
 from gymckpt.identity import new_run_id
 from gymckpt.ports import Clock, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory
-from gymckpt.storage.durable import make_directories, sync_directory
-from gymckpt.storage.journalfiles import Position
+from gymckpt.storage.durable import exists, make_directories, sync_directory
+from gymckpt.storage.journalfiles import Position, newest_epoch
 from gymckpt.storage.problems import Problem
 
 BEFORE_PLAN = declare("collector.create.before_plan", "the run is locked, nothing of it is written")
@@ -182,8 +182,8 @@ class Opener:
         return opened
 
     async def _compare(self, record: RunRecord, identity: Mapping[str, object]) -> list[runidentity.Difference]:
-        reader = Journals(self._ports.fs, self._ports.offload, self._ports.clock, self.paths.journal)
-        await reader.inspect()
+        ports = self._ports
+        reader = await read_journals(ports.fs, ports.offload, ports.clock, self.paths, record.run_id)
         current = await self._ports.offload.run(lambda: current_identity(record, reader))
         return runidentity.check_identity(current, identity, self._settings.accept_change)
 
@@ -216,10 +216,32 @@ class Opener:
 async def known_positions(
     fs: FileSystem, offload: Offload, paths: RunPaths, run_id: str
 ) -> Mapping[str, Position] | None:
-    """How far the journals must reach, by the newest published checkpoint; its participants' parts are not read."""
+    """How far the journals must reach, by the newest published checkpoint; its participants' parts are not read.
+
+    Raises `DamagedState` where there are results and no journal at all.
+    """
+    await offload.run(lambda: _check_begun(fs, paths))
     listed = await CheckpointDirectory(fs, offload, paths.checkpoints).listing()
     published = [e.published for e in listed if e.published and e.published.collection.run_id == run_id]
     return max(published, key=lambda checkpoint: checkpoint.age).collection.journals if published else None
+
+
+def _check_begun(fs: FileSystem, paths: RunPaths) -> None:
+    results = [path for path in (paths.rollouts, paths.failures) if (entry := exists(fs, path)) and entry.size_bytes]
+    if results and not newest_epoch(fs, paths.journal):
+        raise DamagedState(
+            f"{paths.journal} holds no journal, although {results[0].name} has rows",
+            hint="restore the journal from a copy; nothing was changed",
+        )
+
+
+async def read_journals(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths, run_id: str) -> Journals:
+    """The journals for those who only look. Raises `DamagedState` naming file and line, also where they are shorter
+    than a published checkpoint knows them."""
+    known = await known_positions(fs, offload, paths, run_id)
+    journals = Journals(fs, offload, clock, paths.journal)
+    await journals.inspect(known)
+    return journals
 
 
 def new_run(record: RunRecord) -> Run:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gymckpt.collection.journals import Journals
 from gymckpt.collection.metrics import Metrics, compute
-from gymckpt.collection.opening import new_run
+from gymckpt.collection.opening import new_run, read_journals
 from gymckpt.collection.planfile import PlanReader
 from gymckpt.collection.run import Run
 from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run
@@ -23,8 +23,7 @@ class RunView:
 async def look(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) -> RunView:
     """Read run.json and replay the journals. Raises `NotAsAsked` where there is no run, `DamagedState` for damage."""
     record = await offload.run(lambda: read_run(fs, paths))
-    journals = Journals(fs, offload, clock, paths.journal)
-    await journals.inspect()
+    journals = await read_journals(fs, offload, clock, paths, record.run_id)
     run = new_run(record)
     await offload.run(lambda: journals.replay_into(run))
     return RunView(record, run, journals)

@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncIterator
 
-from gymckpt.collection.journals import Journals
-from gymckpt.collection.opening import new_run
-from gymckpt.collection.rundirectory import RunPaths, read_run
+from gymckpt.collection.reading import look
+from gymckpt.collection.rundirectory import RunPaths
 from gymckpt.errors import DamagedState
 from gymckpt.jsoncodec import dumps
 from gymckpt.ports import FileSystem, Offload, SystemClock
@@ -13,14 +12,10 @@ from gymckpt.storage.outcomes import Outcome as StoredOutcome
 
 async def export_rows(fs: FileSystem, offload: Offload, paths: RunPaths) -> AsyncIterator[bytes]:
     """The row of each succeeded rollout as a line; only places are held in memory. Raises `DamagedState`."""
-    record = await offload.run(lambda: read_run(fs, paths))
-    journals = Journals(fs, offload, SystemClock(), paths.journal)
-    await journals.inspect()
+    view = await look(fs, offload, SystemClock(), paths)
+    run, journals = view.run, view.journals
 
     def places() -> list[tuple[tuple[int, int], StoredOutcome]]:
-        run = new_run(record)
-        for event in journals.replay_events():
-            run.apply(event)
         found: dict[tuple[int, int], StoredOutcome] = {}
         for outcome, stored in journals.outcomes():
             rollout_id = outcome.episode.rollout_id

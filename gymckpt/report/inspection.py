@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import Final
 
-from gymckpt.collection.journals import Journals
-from gymckpt.collection.opening import known_positions
-from gymckpt.collection.run import Counts, Run
+from gymckpt.collection.reading import look
+from gymckpt.collection.run import Counts
 from gymckpt.collection.rundirectory import RunPaths, RunRecord, read_run, split_checkpoint
 from gymckpt.errors import NotAsAsked, UsageError
 from gymckpt.identity import EpisodeId, checkpoint_sequence, is_safe_name
@@ -55,14 +54,8 @@ def find_target(fs: FileSystem, path: PurePath, checkpoint_id: str | None) -> Ta
 
 async def read_counts(fs: FileSystem, offload: Offload, paths: RunPaths) -> tuple[RunRecord, Counts]:
     """The run and its four sets as the journals have them; changes nothing. Raises `DamagedState`."""
-    record = await offload.run(lambda: read_run(fs, paths))
-    plan = record.plan
-    run = Run(record.run_id, planned=plan.rollouts, rows=plan.rows, max_repeats=plan.max_repeats)
-    known = await known_positions(fs, offload, paths, record.run_id)
-    journals = Journals(fs, offload, SystemClock(), paths.journal)
-    await journals.inspect(known)
-    await offload.run(lambda: journals.replay_into(run))
-    return record, run.counts
+    view = await look(fs, offload, SystemClock(), paths)
+    return view.record, view.run.counts
 
 
 async def inspect(fs: FileSystem, offload: Offload, target: Target, *, limit: int = JSON_EPISODES) -> InspectDocument:

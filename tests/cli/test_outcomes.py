@@ -1,8 +1,10 @@
 """retry and resolve, against an environment server that is not a participant and fails as it is told."""
 
 import json
+import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,43 @@ def test_failed_rollouts_are_listed_opened_again_and_then_succeed(
     seen = json.loads(inline("inspect", run, "--json").stdout)
     assert [seen[name] for name in ("planned", "succeeded", "failed", "omitted", "unresolved")] == [3, 2, 0, 1, 0]
     assert gymckpt("restore", run).returncode == 0
+
+
+def _gone(journal: Path) -> None:
+    shutil.rmtree(journal)
+
+
+def _outcomes_gone(journal: Path) -> None:
+    for path in journal.glob("outcomes-*"):
+        path.unlink()
+
+
+def _outcomes_short(journal: Path) -> None:
+    """As if nothing after the first outcome had been written: the index, which knows more, is gone too."""
+    (frames,) = journal.glob("outcomes-*.zst")
+    (index,) = journal.glob("outcomes-*.index.jsonl")
+    line = json.loads(index.read_text().splitlines()[1])
+    os.truncate(frames, line["at"][0])
+    index.unlink()
+
+
+@pytest.mark.parametrize("damage", [_gone, _outcomes_gone, _outcomes_short])
+def test_whoever_reads_a_run_whose_outcomes_are_gone_is_told_so(
+    environment_server: _Environment, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    run, url = tmp_path / "run", f"environment={environment_server.url}"
+    environment_server.failing = {"b"}
+    tasks = str(_tasks(tmp_path, "a", "b", "c"))
+    done = gymckpt("collect", tasks, "--url", url, "--run-dir", str(run), "--concurrency", "1")
+    assert done.returncode == 1, done.stderr
+    damage(run / "journal")
+    rows = (run / "rollouts.jsonl").read_bytes()
+    verbs = [["export"], ["report"], ["inspect"], ["verify"], ["retry", "--all"], ["restore", "--dry-run"], ["restore"]]
+    for verb, *flags in verbs:
+        told = inline(verb, str(run), *flags)
+        assert told.returncode == 4, (verb, told.stdout, told.stderr)
+        assert "journal" in told.stdout + told.stderr
+    assert (run / "rollouts.jsonl").read_bytes() == rows
 
 
 def test_a_result_cannot_be_resolved_away_and_status_knows_the_servers_of_a_run(
