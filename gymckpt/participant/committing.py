@@ -9,7 +9,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.participant.directories import part_directory
 from gymckpt.participant.export import OWNERS, Export
 from gymckpt.participant.phases import Active, Commit
-from gymckpt.participant.role import BeforeExport, WaitsFor
+from gymckpt.participant.role import BeforeExport
 from gymckpt.participant.state import SETTLE_PATIENCE_S, State
 from gymckpt.participant.waiting import all_done, done_or
 from gymckpt.ports import Deadline
@@ -72,10 +72,8 @@ async def _await_write(state: State, active: Active, commit: Commit, directory: 
     if task.done() and not task.cancelled():
         return task.result()
     state.check_going_on(active)
-    waits_for = state.role.waits_for() if isinstance(state.role, WaitsFor) else None
     raise DeadlineExceeded(
-        f"the write of {active.checkpoint_id} outlived the deadline and goes on"
-        + (f": it waits for {waits_for}" if waits_for else ""),
+        f"the write of {active.checkpoint_id} outlived the deadline and goes on{state.waiting_for()}",
         hint="repeat the commit to await it",
     )
 

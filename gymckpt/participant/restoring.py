@@ -90,7 +90,7 @@ async def _await_install(state: State, active: Active, restore: Restore, deadlin
     if restore.wanted_until_s <= deadline.at_s:
         restore.abandon()
     raise DeadlineExceeded(
-        f"restore {active.checkpoint_id} did not end by its deadline; nothing of it stays",
+        f"restore {active.checkpoint_id} did not end by its deadline{state.waiting_for()}; nothing of it stays",
         hint="this participant opens again once the install under way has ended",
     )
 

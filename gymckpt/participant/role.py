@@ -121,7 +121,7 @@ class BeforeExport(Protocol):
 
 @runtime_checkable
 class WaitsFor(Protocol):
-    """What a role may have besides: word of what keeps an export from ending."""
+    """What a role may have besides: word of what keeps an export or an install from ending."""
 
     def waits_for(self) -> str | None:
         """It, for a person; None if nothing is known."""

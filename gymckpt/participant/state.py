@@ -17,7 +17,7 @@ from gymckpt.participant.lease import Lease
 from gymckpt.participant.phases import Active, Commit, Fence, Restore
 from gymckpt.participant.points import RESUME_AFTER_OPEN, RESUME_BEFORE_OPEN, pass_point
 from gymckpt.participant.readiness import Readiness
-from gymckpt.participant.role import Role
+from gymckpt.participant.role import Role, WaitsFor
 from gymckpt.participant.waiting import all_done
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload
 from gymckpt.settings import CheckpointSettings
@@ -86,6 +86,11 @@ class State:
         """Raise `StaleCheckpoint` if `active` has ended while its operation waited."""
         if active.ended.is_set():
             raise StaleCheckpoint(f"checkpoint {active.checkpoint_id} ended here before its operation did")
+
+    def waiting_for(self) -> str:
+        """What the role knows of what keeps an export or install from ending, as the end of a message; or nothing."""
+        waits_for = self.role.waits_for() if isinstance(self.role, WaitsFor) else None
+        return f" (it waits for {waits_for})" if waits_for else ""
 
     # Transitions
 

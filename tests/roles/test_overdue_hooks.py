@@ -154,6 +154,24 @@ def test_a_commit_whose_deadline_comes_before_the_hooks_limit_names_the_session_
     run_virtual(main())
 
 
+def test_a_restore_whose_deadline_comes_before_the_hooks_limit_names_the_session_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        desk = Desk(Stubborn(), on(tmp_path))
+        await seeded(desk, A)
+        await desk.checkpoint(X, tmp_path / X)
+        server = Stubborn()
+        desk.boot(server)
+        server.stuck = "restore"
+        fields: dict[str, Any] = {"checkpoint_dir": str(tmp_path / X), "episode_ids": [{"rollout_id": "a"}]}
+        said = detail(await desk.control("restore", Y, seconds=5.0, **fields))
+        assert "by its deadline" in said
+        assert "restoring session " in said
+        server.let_go.set()
+        await desk.done("resume", Y)
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("hook", ["validate", "restore"])
 def test_a_restore_that_swallows_cancellation_installs_nothing_and_leaves_the_server_open(
     tmp_path: Path, hook: str
@@ -216,9 +234,10 @@ def test_a_suspend_that_comes_to_its_end_late_is_undone(tmp_path: Path) -> None:
         server.stuck = "suspend"
         assert (await committed(desk, X, tmp_path, stop=True)).status == 200
         await desk.done("resume", X, seconds=40.0)
+        assert server.calls == ["export", "suspend", "wake"]
         server.let_go.set()
         await asyncio.sleep(1.0)
-        assert server.calls[-1] == "wake"
+        assert server.calls == ["export", "suspend", "wake", "wake"]
         assert await overdue(desk) == 0
 
     run_virtual(main())
