@@ -17,10 +17,11 @@ from gymckpt.collection.blockers import BlockerMemory
 from gymckpt.collection.committed import read_committed
 from gymckpt.collection.host import CheckpointHost
 from gymckpt.collection.leases import renewing
+from gymckpt.collection.opening_servers import ServerOpener
 from gymckpt.collection.unpublished import Unpublished
 from gymckpt.coordination import NO_PATH_MAP, Cut, Deployment, ParticipantName, ParticipantRef, PathMap, Prepared
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import CheckpointFailed, GymckptError, NotAsAsked, NotSent, ServerError
+from gymckpt.errors import CheckpointFailed, GymckptError, NotAsAsked, ServerError
 from gymckpt.identity import EpisodeId, checkpoint_sequence
 from gymckpt.ports import Clock, Deadline, FileSystem, Offload, Transport
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, PublishedCheckpoint, Restarted
@@ -129,13 +130,13 @@ class Checkpointer:
         self._offload = offload
         self._blockers = BlockerMemory()
         self._unpublished = Unpublished(directory)
-        self._unresumed: set[str] = set()
+        self._opener = ServerOpener(transport, token, clock, settings.control_timeout_s)
         self._busy = asyncio.Lock()
 
     @property
     def all_resumed(self) -> bool:
         """Whether every server has opened again after every checkpoint, as far as is known."""
-        return not self._unresumed
+        return not self._opener.closed_after
 
     async def take(
         self, *, stop: bool = False, name: str | None = None, deadline: Deadline | None = None
@@ -150,8 +151,8 @@ class Checkpointer:
                 return CheckpointNotTaken(None, f"{culprit} keeps blocking checkpoints", (culprit.capture_key,))
             if not self.deployment.participants:
                 return CheckpointNotTaken(None, "no server takes part in checkpoints")
-            if not await self._resume_again(deadline):
-                left = ", ".join(sorted(self._unresumed))
+            if not await self._opener.open_again(self.deployment, deadline):
+                left = self._opener.closed_after
                 return CheckpointNotTaken(None, f"not every server has opened again after {left}")
             opened = _Opened(await self._host.begin_checkpoint(), self._clock.monotonic(), deadline)
             return await self._take(opened, stop, name)
@@ -299,41 +300,14 @@ class Checkpointer:
         seconds = max(RESUME_AT_LEAST_S, self._limit(self._settings.control_timeout_s, opened).remaining_s)
         limit = Deadline.after(self._clock, seconds)
         last_s = None if opened.deadline is None else max(0.0, opened.deadline.remaining_s) + LAST_RESUME_S
-        resuming = coordination.resume(self.deployment, self._transport, self._token, opened.checkpoint_id, limit)
-        try:
-            async with asyncio.timeout(last_s):
-                answers = await resuming
-        except TimeoutError:
-            told = f"not every server opened again after {opened.checkpoint_id}: each does when its lease ends"
-            logger.warning("%s", told)
-            self._unresumed.add(opened.checkpoint_id)
-            return (told,)
-        for failure in answers.failures:
-            dead = isinstance(failure.error, NotSent)
-            closed = (
-                "is not there, and open once it is started again" if dead else "may stay closed until its lease ends"
-            )
-            logger.warning("%s %s: %s", failure.participant, closed, failure.error.detail)
-            self._unresumed.add(opened.checkpoint_id)
+        told = await self._opener.open(self.deployment, opened.checkpoint_id, limit, last_s)
         _pass_even_failing(RESUME_AFTER)
-        return tuple(failure.error.detail for failure in answers.failures)
+        return told
 
     async def resume_again(self) -> bool:
         """Open what could not be opened after its checkpoint; whether nothing of ours is closed any more."""
         async with self._busy:
-            return await self._resume_again(None)
-
-    async def _resume_again(self, deadline: Deadline | None) -> bool:
-        # Twice: where two ids hold different servers, each is refused by the servers of the other at first.
-        for checkpoint_id in [*self._unresumed, *self._unresumed]:
-            if checkpoint_id not in self._unresumed:
-                continue
-            limit_s = self._settings.control_timeout_s
-            limit = Deadline.after(self._clock, limit_s) if deadline is None else deadline.earliest(limit_s)
-            answers = await coordination.resume(self.deployment, self._transport, self._token, checkpoint_id, limit)
-            if not answers.failures:
-                self._unresumed.discard(checkpoint_id)
-        return not self._unresumed
+            return await self._opener.open_again(self.deployment)
 
     async def _taken(
         self, opened: _Opened, published: PublishedCheckpoint, pause_s: float, warnings: tuple[str, ...]

@@ -1,109 +1,20 @@
 """A resources server as a participant: over its routes and its control plane, in virtual time, on real files."""
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
 
 import pytest
 
 from gymckpt.identity import EpisodeId
-from gymckpt.jsoncodec import Json
-from gymckpt.ports import Reply
-from gymckpt.servers.resources.server import Call, ResourcesServer, Seed, SessionLost, Verification, tool
-from gymckpt.wire.control import HEADER_RESTART, HEADER_VERIFY, PREFIX, ResourcesMode, VerifyMode
-from tests.servers.resources_desk import OFF, Caller, Desk, code, on, value
+from gymckpt.wire.control import HEADER_RESTART, HEADER_VERIFY, PREFIX
+from tests.roles.tally import RestartTally, StatelessTally, Tally, seeded, started, total
+from tests.servers.resources_desk import OFF, Desk, code, on
 from tests.simulation.clock import run_virtual
 
-T = TypeVar("T")
-
 X, Y, Z = "ckpt-000001-0000000a", "ckpt-000002-0000000b", "ckpt-000003-0000000c"
+
+
 A, B = EpisodeId("a"), EpisodeId("b")
-
-
-class Tally(ResourcesServer):
-    """One number a session; `add` takes as long as it is told, `verify` as long as `verify_s`."""
-
-    checkpoint_mode: ClassVar[ResourcesMode] = "exported"
-    checkpoint_hook_s: ClassVar[float] = 10.0
-
-    def __init__(self, verify_s: float = 0.0) -> None:
-        super().__init__("tally")
-        self.totals: dict[str, int] = {}
-        self.retired: list[str] = []
-        self.cancelled = 0
-        self.verify_s = verify_s
-        self.export_s: dict[int, float] = {}
-        """By total: how long its export takes; negative raises."""
-
-    async def seed_session(self, seed: Seed) -> None:
-        await asyncio.sleep(seed.task_data.get("seed_s", 0.0))
-        self.totals[seed.session_id] = seed.task_data.get("total", 0)
-
-    @tool
-    async def add(self, call: Call, *, number: int, seconds: float = 0.0) -> Json:
-        try:
-            await asyncio.sleep(seconds)
-        except asyncio.CancelledError:
-            await asyncio.sleep(1.0)  # clean-up takes its time; a second cancel would break it
-            self.cancelled += 1
-            raise
-        self.totals[call.session_id] += number
-        return {"total": self.totals[call.session_id]}
-
-    async def verify(self, verification: Verification) -> dict[str, Any]:
-        await asyncio.sleep(self.verify_s)
-        return {"reward": float(self.totals.get(verification.session_id or "", 0))}
-
-    async def export_session_state(self, session_id: str) -> Json:
-        total = self.totals.get(session_id)
-        if total is None:
-            raise SessionLost(session_id)
-        seconds = self.export_s.get(total, 0.0)
-        if seconds < 0:
-            raise RuntimeError("the state is nowhere")
-        await asyncio.sleep(seconds)
-        return {"total": total}
-
-    async def validate_session_state(self, session_id: str, state: Json) -> None:
-        if not isinstance(state["total"], int):
-            raise ValueError("total is no integer")
-
-    async def restore_session_state(self, session_id: str, state: Json) -> None:
-        if state["total"] == 13:
-            raise RuntimeError("unlucky")
-        self.totals[session_id] = state["total"]
-
-    async def retire_session_state(self, session_id: str) -> None:
-        self.totals.pop(session_id, None)
-        self.retired.append(session_id)
-
-
-class StatelessTally(Tally):
-    checkpoint_mode: ClassVar[ResourcesMode] = "stateless"
-    checkpoint_verify: ClassVar[VerifyMode] = "replay"
-
-
-class RestartTally(Tally):
-    checkpoint_mode: ClassVar[ResourcesMode] = "restart_only"
-
-
-async def seeded(desk: Desk, episode: EpisodeId, **task_data: Any) -> Caller:
-    caller = desk.caller(episode.rollout_id, episode.attempt)
-    assert (await caller.seed(task_data)).status == 200
-    return caller
-
-
-async def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """`work` as a task that has come as far as it gets in a second."""
-    task = asyncio.create_task(work)
-    await asyncio.sleep(1.0)
-    return task
-
-
-def total(reply: Reply) -> int:
-    number: int = value(reply)["total"]
-    return number
 
 
 def test_a_request_that_comes_while_closed_waits_for_the_resume_and_blocks_nothing(tmp_path: Path) -> None:
@@ -172,35 +83,6 @@ def test_a_verify_of_an_exported_server_blocks_while_it_runs(tmp_path: Path) -> 
         caller = await seeded(desk, A)
         await started(caller.verify())
         assert (await desk.done("prepare", X, seconds=5.0))["report"]["blockers"] == ["a"]
-
-    run_virtual(main())
-
-
-def test_a_stateless_server_lists_its_sessions_without_a_state_and_restores_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        desk = Desk(StatelessTally(), on(tmp_path))
-        caller = await seeded(desk, A)
-        assert (await desk.checkpoint(X, tmp_path / X))["episode_ids"] == ["a"]
-        desk.boot(StatelessTally())
-        assert code(await caller.verify()) == "409 unknown_session"
-        assert (await desk.restore(Y, tmp_path / X, A))["restored"] == ["a-a1"]
-        assert (await caller.next_attempt().verify()).status == 200
-
-    run_virtual(main())
-
-
-def test_a_restored_session_answers_to_the_same_cookie_as_the_next_attempt(tmp_path: Path) -> None:
-    async def main() -> None:
-        desk = Desk(Tally(), on(tmp_path))
-        caller = await seeded(desk, A, total=5)
-        await desk.checkpoint(X, tmp_path / X)
-        await caller.tool("add", {"number": 100})
-        desk.boot(Tally())
-        await desk.restore(Y, tmp_path / X, A)
-        successor = caller.next_attempt()
-        assert code(await caller.tool("add", {"number": 1}, prefixed=True)) == "409 stale_attempt"
-        assert total(await successor.tool("add", {"number": 1}, prefixed=True)) == 6
-        assert total(await successor.tool("add", {"number": 1})) == 7
 
     run_virtual(main())
 
@@ -386,116 +268,6 @@ def test_a_restart_only_server_never_closes_never_blocks_and_names_its_sessions(
         await desk.done("resume", X)
         assert (await desk.status())["report"]["restarts"] == ["a", "b"]
         assert not running.done()
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(-1.0, "RuntimeError: the state is nowhere"), (11.0, "a hook took longer than 10 s")]
-)
-def test_an_export_that_fails_or_hangs_fails_that_checkpoint_by_the_sessions_name_and_the_next_one_works(
-    tmp_path: Path, seconds: float, said: str
-) -> None:
-    async def main() -> None:
-        server = Tally()
-        desk = Desk(server, on(tmp_path))
-        await seeded(desk, A, total=1)
-        await seeded(desk, B, total=2)
-        session_id = next(session_id for session_id, number in server.totals.items() if number == 2)
-        server.export_s[2] = seconds
-        await desk.done("prepare", X)
-        failed = await desk.control("commit", X, checkpoint_dir=str(tmp_path / X), episode_ids=None)
-        assert code(failed) == "409 checkpoint_error"
-        assert f"session {session_id}: {said} (episode b)" in value(failed)["error"]["detail"]
-        await desk.done("resume", X)
-        assert not list((tmp_path / X).rglob("manifest.json"))
-        server.export_s.clear()
-        assert (await desk.checkpoint(Y, tmp_path / Y))["episode_ids"] == ["a", "b"]
-
-    run_virtual(main())
-
-
-def test_a_lost_session_is_left_out_of_the_checkpoint(tmp_path: Path) -> None:
-    async def main() -> list[str]:
-        server = Tally()
-        desk = Desk(server, on(tmp_path))
-        await seeded(desk, A, total=1)
-        server.totals.clear()
-        await seeded(desk, B, total=2)
-        keys: list[str] = (await desk.checkpoint(X, tmp_path / X))["episode_ids"]
-        return keys
-
-    assert run_virtual(main()) == ["b"]
-
-
-def test_many_slow_hooks_run_side_by_side(tmp_path: Path) -> None:
-    async def main() -> float:
-        server = Tally()
-        desk = Desk(server, on(tmp_path))
-        for number in range(500):
-            await seeded(desk, EpisodeId(f"r{number}"), total=number)
-        server.export_s = dict.fromkeys(range(500), 2.0)
-        begin = desk.clock.monotonic()
-        committed = await desk.checkpoint(X, tmp_path / X)
-        assert len(committed["episode_ids"]) == 500
-        return desk.clock.monotonic() - begin
-
-    # One batch to learn how large they are, one for all others.
-    assert run_virtual(main()) <= 5.0
-
-
-def test_a_restore_that_fails_halfway_installs_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        desk = Desk(Tally(), on(tmp_path))
-        await seeded(desk, A, total=1)
-        await seeded(desk, B, total=13)
-        await desk.checkpoint(X, tmp_path / X)
-        server = Tally()
-        desk.boot(server)
-        named = [{"rollout_id": "a", "attempt": 0}, {"rollout_id": "b", "attempt": 0}]
-        failed = await desk.control("restore", Y, checkpoint_dir=str(tmp_path / X), episode_ids=named)
-        assert failed.status >= 400
-        assert "unlucky" in value(failed)["error"]["detail"]
-        assert server.totals == {}
-        status = await desk.status()
-        assert (status["phase"], status["report"]["counts"]["sessions"]) == ("idle", 0)
-        assert (await desk.restore(Z, tmp_path / X, A))["restored"] == ["a-a1"]
-
-    run_virtual(main())
-
-
-def test_a_state_that_the_server_refuses_fails_the_restore_before_anything_is_installed(tmp_path: Path) -> None:
-    async def main() -> None:
-        desk = Desk(Tally(), on(tmp_path))
-        await seeded(desk, A, total=1)
-        server = Tally()
-        await seeded(desk, B, total="none")
-        await desk.checkpoint(X, tmp_path / X)
-        desk.boot(server)
-        named = [{"rollout_id": "a", "attempt": 0}, {"rollout_id": "b", "attempt": 0}]
-        failed = await desk.control("restore", Y, checkpoint_dir=str(tmp_path / X), episode_ids=named)
-        assert code(failed) == "422 invalid_checkpoint_state"
-        assert "total is no integer" in value(failed)["error"]["detail"]
-        assert (server.totals, server.retired) == ({}, [])
-
-    run_virtual(main())
-
-
-def test_a_restored_session_that_nobody_claimed_is_dropped_by_the_next_checkpoint_without_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        desk = Desk(Tally(), on(tmp_path))
-        claimed = await seeded(desk, A, total=1)
-        await seeded(desk, B, total=2)
-        await desk.checkpoint(X, tmp_path / X)
-        server = Tally()
-        desk.boot(server)
-        await desk.restore(Y, tmp_path / X, A, B)
-        assert total(await claimed.next_attempt().tool("add", {"number": 1})) == 2
-        await desk.done("prepare", Z)
-        scope = [{"rollout_id": "a", "attempt": 1}]
-        await desk.done("commit", Z, checkpoint_dir=str(tmp_path / Z), episode_ids=scope)
-        await desk.done("resume", Z)
-        assert list(server.totals.values()) == [2]
 
     run_virtual(main())
 
