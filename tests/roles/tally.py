@@ -13,6 +13,9 @@ from tests.servers.resources_desk import Caller, Desk, value
 
 T = TypeVar("T")
 
+X, Y, Z = "ckpt-000001-0000000a", "ckpt-000002-0000000b", "ckpt-000003-0000000c"
+A, B = EpisodeId("a"), EpisodeId("b")
+
 
 class Tally(ResourcesServer):
     """One number a session; `add` takes as long as it is told, `verify` as long as `verify_s`."""

@@ -9,7 +9,7 @@ import pytest
 
 from gymckpt.jsoncodec import Json
 from gymckpt.ports import Reply
-from tests.roles.test_resources import A, B, Tally, X, Y, Z, seeded
+from tests.roles.tally import A, B, Tally, X, Y, Z, seeded
 from tests.servers.resources_desk import Desk, on, value
 from tests.simulation.clock import run_virtual
 

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gymckpt.identity import EpisodeId
 from gymckpt.wire.control import HEADER_RESTART, HEADER_VERIFY, PREFIX
-from tests.roles.tally import RestartTally, StatelessTally, Tally, seeded, started, total
+from tests.roles.tally import A, B, RestartTally, StatelessTally, Tally, X, Y, Z, seeded, started, total
 from tests.servers.resources_desk import OFF, Desk, code, on
 from tests.simulation.clock import run_virtual
-
-X, Y, Z = "ckpt-000001-0000000a", "ckpt-000002-0000000b", "ckpt-000003-0000000c"
-
-
-A, B = EpisodeId("a"), EpisodeId("b")
 
 
 def test_a_request_that_comes_while_closed_waits_for_the_resume_and_blocks_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gymckpt.jsoncodec import Json
 from gymckpt.roles.resources_hooks import HookLimits, export_states, restore_states, state_batches
 from gymckpt.roles.resources_sessions import Session
 from gymckpt.servers.resources.server import ResourcesServer
-from tests.roles.test_resources import A, Tally, X, Y, seeded
+from tests.roles.tally import A, Tally, X, Y, seeded
 from tests.servers.resources_desk import Desk, on
 from tests.simulation.clock import run_virtual
 

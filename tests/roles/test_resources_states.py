@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gymckpt.identity import EpisodeId
-from tests.roles.tally import StatelessTally, Tally, seeded, total
-from tests.roles.test_resources import A, B, X, Y, Z
+from tests.roles.tally import A, B, StatelessTally, Tally, X, Y, Z, seeded, total
 from tests.servers.resources_desk import Desk, code, on, value
 from tests.simulation.clock import run_virtual
 

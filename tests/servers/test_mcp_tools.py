@@ -22,7 +22,7 @@ from gymckpt.settings import CheckpointSettings
 from gymckpt.wire.client import HttpTransport, json_object
 from gymckpt.wire.control import PREFIX
 from gymckpt.wire.gym import MCP_ACCESS_PATH
-from tests.roles.test_resources import Tally
+from tests.roles.tally import Tally
 from tests.servers.loopback import served
 from tests.servers.resources_desk import OFF, TOKEN, on
 

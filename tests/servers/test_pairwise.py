@@ -13,7 +13,7 @@ from gymckpt.settings import CheckpointSettings
 from gymckpt.tasksets import task_rows
 from gymckpt.tasksets.pairwise import FIRST, SECOND, TIE, judge_prompt, score_of
 from gymckpt.tasksets.policy import decide
-from tests.roles.test_resources import started
+from tests.roles.tally import started
 from tests.servers.resources_desk import OFF, Caller, Desk, code, on, value
 from tests.servers.test_answers import JUDGE, judge_app
 from tests.servers.worked import Worked
