@@ -285,7 +285,13 @@ async def verify_checkpoint(
     for kind, instance in checkpoint.participants:
         directory = checkpoint.directory(kind, instance)
         files = ParticipantFiles(fs, directory, kind=kind, instance=instance)
-        problems += await offload.run(partial(files.verify, quick=quick))
+        found = await offload.run(partial(files.verify, quick=quick))
+        if not found:
+            try:
+                check_owner(files, directory, checkpoint.checkpoint_id)
+            except DamagedState as error:
+                found = [Problem.of(error)]
+        problems += found
     return problems
 
 
@@ -314,12 +320,15 @@ def check_part(fs: FileSystem, path: PurePath, kind: Kind, instance: str, checkp
     directory = path / PARTICIPANTS / kind / instance
     reader = ParticipantFiles(fs, directory, kind=kind, instance=instance)
     reader.open()
-    if reader.checkpoint_id != checkpoint_id:
-        raise DamagedState(
-            f"{directory / MANIFEST}: it is of checkpoint {reader.checkpoint_id}, not of {checkpoint_id}"
-        )
+    check_owner(reader, directory, checkpoint_id)
     data = durable.read_small(fs, directory / MANIFEST)
     return _named(f"{PARTICIPANTS}/{kind}/{instance}/{MANIFEST}", data), len(data) + reader.stored_bytes
+
+
+def check_owner(files: ParticipantFiles, directory: PurePath, checkpoint_id: str) -> None:
+    """`DamagedState` unless the open `files` in `directory` say that they are of this checkpoint."""
+    if files.checkpoint_id != checkpoint_id:
+        raise DamagedState(f"{directory / MANIFEST}: it is of checkpoint {files.checkpoint_id}, not of {checkpoint_id}")
 
 
 def _before(checkpoint_id: str, sequence: int) -> bool:

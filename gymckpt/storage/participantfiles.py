@@ -209,7 +209,10 @@ class ParticipantFiles:
         if self._plain:
             return self._plain.read(line)
         episode, parts = line.episode, line.parts
-        if sum(part.length for part in parts) > 2 * self._max_record_bytes + len(parts) * ENVELOPE_BYTES:
+        size = sum(part.length for part in parts)
+        if size != line.size_bytes:
+            raise DamagedState(f"{line.where}: the parts of {episode} have {size} bytes, not {line.size_bytes}")
+        if size > 2 * self._max_record_bytes + len(parts) * ENVELOPE_BYTES:
             raise DamagedState(f"{self._directory}: {episode} has more bytes than the {self._max_record_bytes} allowed")
         where = source.where(parts[-1].segment, parts[-1].frame) if parts[-1].segment < len(self._segments) else "index"
         record = assemble((source.line(*part) for part in parts), episode, where)

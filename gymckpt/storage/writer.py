@@ -114,7 +114,17 @@ class ParticipantWriter:
         """
         if exported.episode in self._entries:
             raise CheckpointFailed(f"{exported.episode} was exported twice")
-        entry = _Entry(replace(exported, record=_NO_RECORD, lists=_NO_LISTS, prefix=None))
+        entry = _Entry(
+            ExportedRecord(
+                exported.episode,
+                _NO_RECORD,
+                exported.boundary,
+                exported.turns,
+                exported.needs,
+                exported.revision,
+                _NO_LISTS,
+            )
+        )
         if exported.prefix is not None:
             self._prefixes.take(exported.episode, exported.prefix)
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):

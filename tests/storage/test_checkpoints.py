@@ -1,5 +1,6 @@
 """Publishing is all or nothing; what is newest, what is kept, and what is never touched."""
 
+import hashlib
 import random
 from dataclasses import replace
 from pathlib import PurePath
@@ -11,9 +12,11 @@ from gymckpt.errors import CheckpointFailed, DamagedState, GymckptError, NotAsAs
 from gymckpt.identity import EpisodeId
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, Restarted
 from gymckpt.storage.journalfiles import Position
+from gymckpt.storage.manifest import MANIFEST
 from gymckpt.storage.published import CHECKPOINT, LATEST
 from gymckpt.storage.reader import ParticipantReader
 from gymckpt.storage.salvage import salvage
+from gymckpt.storage.sealing import seal, unseal
 from tests.simulation.files import MemoryFileSystem
 from tests.storage.building import (
     INLINE,
@@ -299,3 +302,19 @@ def test_without_an_index_nothing_can_be_salvaged() -> None:
         run(salvage(fs, INLINE, directory(fs), published, checkpoint_id(2), sequence=2, epoch=1, created_at=5.0))
     assert isinstance(directory(fs), CheckpointDirectory)
     assert listed(fs) == [(checkpoint_id(1), "published")]
+
+
+def test_a_manifest_of_another_checkpoint_is_damage_whatever_the_digests_say() -> None:
+    fs = memory()
+    run(publish(fs, 1, [opaque("r", 1)]))
+    place, whole = part(1) / MANIFEST, ROOT / checkpoint_id(1) / CHECKPOINT
+    manifest = seal(unseal(fs.read(place), "") | {"checkpoint_id": checkpoint_id(2)})
+    named = unseal(fs.read(whole), "")
+    for file in named["files"]:
+        if file["path"].endswith(MANIFEST):
+            file |= {"bytes": len(manifest), "sha256": hashlib.sha256(manifest).hexdigest()}
+    for path, data in ((place, manifest), (whole, seal(named))):
+        fs.unlink(path)
+        fs.create(path).write(data)
+    (problem,) = run(directory(fs).verify(run(directory(fs).open(checkpoint_id(1)))))
+    assert f"of checkpoint {checkpoint_id(2)}, not of {checkpoint_id(1)}" in problem.what

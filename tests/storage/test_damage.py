@@ -273,6 +273,7 @@ def test_two_frames_where_one_is_named_are_refused() -> None:
         [row(needs=[["agent", "../x"]])],
         [row(needs=[["nobody", "x"]])],
         [row(turns="many")],
+        [row(bytes=len(LINE) - 1)],
         [{}],
         [{"rollout_id": None}],
     ],
@@ -372,7 +373,7 @@ def test_an_append_that_does_not_fit_is_refused(lists: str) -> None:
 def test_a_record_above_the_limit_is_refused_in_reading() -> None:
     hostile = Hostile()
     line = LINE.replace(b"1}", b'"' + b"x" * (3 << 20) + b'"}')
-    hostile.build([line], [row(parts=[[0, 0, 0, len(line)]])])
+    hostile.build([line], [row(parts=[[0, 0, 0, len(line)]], bytes=len(line))])
     hostile.refused("than the .* allowed", max_record_bytes=1 << 20)
 
 
