@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from gymckpt import jsoncodec
 from gymckpt.errors import GymckptError
+from gymckpt.report.words import visible
 
 
 def stdout() -> Console:
@@ -50,7 +51,7 @@ def show_json(document: Mapping[str, Any]) -> None:
 
 def note(text: str) -> None:
     """A word to the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def complain(error: GymckptError) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from gymckpt.report.words import visible
+
 from .console import show, show_json, terminal_width
 
 
@@ -78,4 +80,4 @@ def _conversation(directory: Path, name: str, checkpoint: str | None, *, as_json
     if as_json:
         show_json({"rollout_id": episode.rollout_id, "attempt": episode.attempt, "items": items})
         return
-    show(Group(*(Text.assemble((f"{line.who}: ", "bold"), line.text) for line in lines_of(items))))
+    show(Group(*(Text.assemble((f"{line.who}: ", "bold"), visible(line.text)) for line in lines_of(items))))

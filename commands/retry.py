@@ -8,6 +8,7 @@ import typer
 
 from gymckpt.errors import UsageError
 from gymckpt.ports import ServerRef
+from gymckpt.report.words import visible
 
 from .console import note, show_json
 from .status import server_of
@@ -67,7 +68,7 @@ def retry(
     if as_json:
         show_json({"reopened": reopened, "failed_by_kind": counts})
     elif not (kind or rollout or everything):
-        print("\n".join(f"{count:8} {name}" for name, count in counts.items()) or "no rollout has failed")
+        print("\n".join(f"{count:8} {visible(name)}" for name, count in counts.items()) or "no rollout has failed")
     else:
         print(f"{len(reopened)} rollouts are open again")
         if reopened:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gymckpt.collection.progress import Progress
 from gymckpt.report import lines
-from gymckpt.report.words import count, duration
+from gymckpt.report.words import count, duration, visible
 
 REDRAW_EVERY_S = 0.5
 LINE_EVERY_S = 10.0
@@ -65,11 +65,11 @@ class PlainDisplay(SilentDisplay):
         self._wall_s = wall_s
 
     def update(self, progress: Progress) -> None:
-        self._write(lines.plain_line(progress, self._wall_s()))
+        self._write(visible(lines.plain_line(progress, self._wall_s())))
 
     def event(self, event: Mapping[str, Any]) -> None:
         for line in lines.event_lines(event):
-            self._write(line)
+            self._write(visible(line))
 
 
 class LiveDisplay(SilentDisplay):
@@ -92,7 +92,7 @@ class LiveDisplay(SilentDisplay):
 
     def event(self, event: Mapping[str, Any]) -> None:
         for line in lines.event_lines(event):
-            self._console.print(Text(line, overflow="fold"))
+            self._console.print(Text(visible(line), overflow="fold"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -119,4 +119,4 @@ def render(progress: Progress, now_s: float) -> RenderableType:
         lines.slowest(progress),
         *(f"waiting: {reason}" for reason in progress.paused),
     ]
-    return Group(bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in told if line))
+    return Group(bar, *(Text(visible(line), no_wrap=True, overflow="ellipsis") for line in told if line))

@@ -1,4 +1,4 @@
-"""Documents as tables for people. What comes from elsewhere is a `Text`: whoever prints it, it is no markup."""
+"""Documents as tables for people. What comes from elsewhere is `plain`, whoever prints it."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -19,12 +19,17 @@ from gymckpt.report.documents import (
     TaskView,
     VerifyDocument,
 )
-from gymckpt.report.words import count, duration, size
+from gymckpt.report.words import count, duration, size, visible
 
 COPIED = frozenset({"checkpoint", "rollout", "boundary"})
 WIDE = 116
 NARROW = 80
 """Columns of a terminal from which all facts of an episode fit a line, and from which all but who keeps it do."""
+
+
+def plain(text: str, style: str = "") -> Text:
+    """`text`, whoever wrote it: no markup, no control characters."""
+    return Text(visible(text), style=style)
 
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
@@ -45,12 +50,12 @@ def servers_table(servers: Iterable[ServerView], now_s: float | None = None) -> 
     for server in servers:
         if server.problem is not None:
             table.add_row(
-                server.instance, server.kind or "-", Text(server.problem, style="red"), "", "", "", "", server.url
+                server.instance, server.kind or "-", plain(server.problem, style="red"), "", "", "", "", server.url
             )
             continue
         lease = "-" if server.lease_expires_at is None else duration(server.lease_expires_at - now_s)
         counts = " ".join(f"{name} {count}" for name, count in server.in_flight.items() if count) or "-"
-        blockers = Text(", ".join(server.blockers[:3]) or "-")
+        blockers = plain(", ".join(server.blockers[:3]) or "-")
         if server.blocker_count > 3:
             blockers.append(f" (+{server.blocker_count - 3})")
         table.add_row(
@@ -71,23 +76,23 @@ def inspect_tables(document: InspectDocument, now_s: float | None = None, *, wid
     now_s = time.time() if now_s is None else now_s
     parts: list[RenderableType] = []
     if document.planned is not None:
-        parts.append(Text(f"run {document.run_id}", style="bold"))
+        parts.append(plain(f"run {document.run_id}", style="bold"))
         parts.append(
-            Text(
+            plain(
                 f"planned {count(document.planned)}: succeeded {count(document.succeeded or 0)}, "
                 f"failed {count(document.failed or 0)}, omitted {count(document.omitted or 0)}, "
                 f"unresolved {count(document.unresolved or 0)}"
             )
         )
         parts.append(Text(""))
-    parts.append(_checkpoints(document.checkpoints, now_s) if document.checkpoints else Text("no checkpoint yet"))
+    parts.append(_checkpoints(document.checkpoints, now_s) if document.checkpoints else plain("no checkpoint yet"))
     if document.checkpoint_id is not None:
         chosen = next(view for view in document.checkpoints if view.checkpoint_id == document.checkpoint_id)
-        parts += [Text(""), Text(f"episodes of {document.checkpoint_id}", style="bold")]
+        parts += [Text(""), plain(f"episodes of {document.checkpoint_id}", style="bold")]
         parts.append(_episodes(document.episodes, now_s, width))
         if document.truncated:
             whole = count(chosen.episodes + chosen.restarts)
-            parts.append(Text(f"the first {count(len(document.episodes))} of {whole}; --limit N shows more"))
+            parts.append(plain(f"the first {count(len(document.episodes))} of {whole}; --limit N shows more"))
     return Group(*parts)
 
 
@@ -96,14 +101,14 @@ def _checkpoints(views: Iterable[CheckpointView], now_s: float) -> Table:
         "checkpoint", "age", "episodes", "restarts", "size", "", right=["age", "episodes", "restarts", "size"]
     )
     for view in views:
-        state = Text(f"named {view.name}") if view.name else ""
+        state = plain(f"named {view.name}") if view.name else ""
         table.add_row(
             view.checkpoint_id,
             _age(view.created_at, now_s),
             count(view.episodes),
             count(view.restarts),
             size(view.bytes),
-            state if view.valid else Text("damaged: gymckpt verify says where", style="red"),
+            state if view.valid else plain("damaged: gymckpt verify says where", style="red"),
         )
     return table
 
@@ -117,12 +122,12 @@ def _episodes(views: Iterable[EpisodeView], now_s: float, width: int) -> Table:
         facts: dict[str, str | Text] = {
             "rollout": view.rollout_id,
             "attempt": str(view.attempt),
-            "boundary": Text(str(view.boundary)) if view.boundary else "-",
+            "boundary": plain(str(view.boundary)) if view.boundary else "-",
             "age": _age(view.boundary.at, now_s) if view.boundary else "-",
             "turns": str(view.turns),
             "size": size(view.bytes),
             "kept by": " ".join(view.kinds) or "-",
-            "after a crash": Text(f"starts over: {view.restart}") if view.restart else "continues",
+            "after a crash": plain(f"starts over: {view.restart}") if view.restart else "continues",
         }
         table.add_row(*(facts[column] for column in shown))
     return table
@@ -134,20 +139,20 @@ def _age(at_s: float, now_s: float) -> str:
 
 def verify_table(document: VerifyDocument) -> RenderableType:
     """What is damaged, and what can still be restored."""
-    parts: list[RenderableType] = [Text(f"damaged: {problem.what}", style="red") for problem in document.problems]
+    parts: list[RenderableType] = [plain(f"damaged: {problem.what}", style="red") for problem in document.problems]
     for checkpoint in document.checkpoints:
-        parts.append(Text(f"{checkpoint.checkpoint_id}: {'whole' if checkpoint.valid else 'damaged'}"))
+        parts.append(plain(f"{checkpoint.checkpoint_id}: {'whole' if checkpoint.valid else 'damaged'}"))
         for problem in checkpoint.problems:
             lost = f" (episodes: {', '.join(problem.episodes[:10])})" if problem.episodes else ""
-            parts.append(Text(f"  {problem.what}{lost}", style="red"))
+            parts.append(plain(f"  {problem.what}{lost}", style="red"))
     if document.restorable:
-        parts.append(Text(f"a restore would use {document.restorable}"))
+        parts.append(plain(f"a restore would use {document.restorable}"))
     elif not any(checkpoint.valid for checkpoint in document.checkpoints):
-        parts.append(Text("there is no checkpoint to restore"))
+        parts.append(plain("there is no checkpoint to restore"))
     elif document.problems:
-        parts.append(Text("a restore refuses: what is damaged is outside the checkpoints"))
+        parts.append(plain("a restore refuses: what is damaged is outside the checkpoints"))
     else:
-        parts.append(Text("no run here has these checkpoints: a restore takes the directory of their run"))
+        parts.append(plain("no run here has these checkpoints: a restore takes the directory of their run"))
     return Group(*parts)
 
 
@@ -155,12 +160,12 @@ def report_tables(document: ReportDocument) -> RenderableType:
     """Accounts, scores whole and by agent, failures by kind, and the tasks if asked for."""
     counts = document.counts
     parts: list[RenderableType] = [
-        Text(f"run {document.run_id}", style="bold"),
-        Text(
+        plain(f"run {document.run_id}", style="bold"),
+        plain(
             f"planned {count(counts.planned)}: succeeded {count(counts.succeeded)}, failed {count(counts.failed)}, "
             f"omitted {count(counts.omitted)}, unresolved {count(counts.unresolved)}"
         ),
-        Text(f"attempts {count(document.attempts)} (attempts are not samples)"),
+        plain(f"attempts {count(document.attempts)} (attempts are not samples)"),
         Text(""),
         _scores({"all": document.whole, **document.by_agent}),
     ]
@@ -183,7 +188,7 @@ def _scores(scores: Mapping[str, ScoresView]) -> Table:
         )
         for of, rollouts, mean, passes in lines:
             shown = (f"{passes[str(k)]:.4f}" if str(k) in passes else "-" for k in widths)
-            first = Text(name) if of == "samples" else ""
+            first = plain(name) if of == "samples" else ""
             table.add_row(first, of, count(view.tasks), count(rollouts), *_estimate(mean), *shown)
     return table
 
@@ -198,7 +203,7 @@ def _estimate(estimate: EstimateView | None) -> tuple[str, str]:
 def _failures(failures: Mapping[str, int]) -> Table:
     table = plain_table("failed", "rollouts", right=["rollouts"])
     for kind, number in sorted(failures.items(), key=lambda item: -item[1]):
-        table.add_row(Text(kind), count(number))
+        table.add_row(plain(kind), count(number))
     return table
 
 

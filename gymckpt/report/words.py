@@ -31,3 +31,10 @@ def size(count_bytes: float) -> str:
 def count(number: int) -> str:
     """`12,345`."""
     return f"{number:,}"
+
+
+def visible(text: str) -> str:
+    """`text` with its control characters as escapes: what servers and files say must not drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

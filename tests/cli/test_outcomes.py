@@ -22,6 +22,7 @@ class _Environment(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.failing: set[str] = set()
+        self.kind = "told"
 
     @property
     def url(self) -> str:
@@ -46,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer["failure"] = {
                 "failure_reason": "told to",
                 "terminal": True,
-                "failure_kind": "told",
+                "failure_kind": self.server.kind,
                 "stage": "agent",
             }
         else:
@@ -113,6 +114,17 @@ def test_failed_rollouts_are_listed_opened_again_and_then_succeed(
     seen = json.loads(inline("inspect", run, "--json").stdout)
     assert [seen[name] for name in ("planned", "succeeded", "failed", "omitted", "unresolved")] == [3, 2, 0, 1, 0]
     assert gymckpt("restore", run).returncode == 0
+
+
+def test_what_a_server_says_does_not_drive_the_terminal(environment_server: _Environment, tmp_path: Path) -> None:
+    environment_server.failing, environment_server.kind = {"a"}, "red\x1b[31m\x07\u202e"
+    run, url = str(tmp_path / "run"), f"environment={environment_server.url}"
+    told = [gymckpt("collect", str(_tasks(tmp_path, "a")), "--url", url, "--run-dir", run)]
+    told += [inline(verb, run) for verb in ("retry", "report", "inspect")]
+    for one in told:
+        assert not set(one.stdout + one.stderr) & set("\x1b\x07\u202e"), one
+    assert "red\\x1b[31m\\x07\\u202e" in told[1].stdout
+    assert json.loads(inline("report", run, "--json").stdout)["failures"] == {environment_server.kind: 1}
 
 
 def _gone(journal: Path) -> None:
