@@ -111,3 +111,12 @@ async def publish(
     written = await store(fs, sequence, records, base)
     record_of_it = collection(sequence, written.episodes, **options)
     return await checkpoints.publish(checkpoint_id(sequence), record_of_it), written
+
+
+def chain_of(fs: MemoryFileSystem, count: int) -> tuple[Base | None, list[int]]:
+    """Commits 1 to `count` of one conversation, an item each."""
+    base, items = None, []
+    for sequence in range(1, count + 1):
+        items.append(sequence)
+        base = run(store(fs, sequence, [record("r", items)], base)).base
+    return base, items
