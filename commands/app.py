@@ -45,7 +45,6 @@ PATH_ERRORS = frozenset(
         errno.ENOENT,
         errno.ENOTDIR,
         errno.EPERM,
-        errno.EROFS,
     }
 )
 """What the system says of a path that was given wrong."""

@@ -5,13 +5,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal, cast
 
 import typer
 
-from gymckpt.errors import NotAsAsked, UsageError
+from gymckpt.errors import UsageError
 
 from .console import note
+from .newfile import Sink, new_file
 
 Format = Literal["jsonl", "jsonl.zst"]
 
@@ -42,8 +43,6 @@ def export(
     Works while the run goes on and after any crash; exactly what counts at that moment.
     """
     if gym is not None:
-        if gym.exists() and (not gym.is_dir() or any(gym.iterdir())):
-            raise NotAsAsked(f"{gym} is not an empty directory", hint="nothing was overwritten; give another --gym")
         note(f"{asyncio.run(_export_checkpoint(directory, gym, checkpoint))} records in {gym}")
         return
     if format_ not in ("jsonl", "jsonl.zst"):
@@ -54,21 +53,16 @@ def export(
 
 
 @contextlib.contextmanager
-def _sink(output: Path | None) -> Iterator[BinaryIO]:
+def _sink(output: Path | None) -> Iterator[Sink]:
     if output is None or str(output) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    try:
-        with output.open("xb") as file:
-            yield file
-    except FileExistsError as error:
-        raise NotAsAsked(f"{output} exists", hint="nothing was overwritten; give another --output") from error
-    except OSError as error:
-        raise UsageError(f"{output}: {error.strerror}") from error
+    with new_file(output) as file:
+        yield file
 
 
-async def _export(directory: Path, sink: BinaryIO, *, compress: bool) -> int:
+async def _export(directory: Path, sink: Sink, *, compress: bool) -> int:
     import zstandard
 
     from gymckpt.collection.rundirectory import RunPaths
@@ -80,7 +74,7 @@ async def _export(directory: Path, sink: BinaryIO, *, compress: bool) -> int:
     with contextlib.ExitStack() as stack:
         if compress:
             compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
-            sink = stack.enter_context(compressor.stream_writer(sink, closefd=False))
+            sink = stack.enter_context(compressor.stream_writer(cast(BinaryIO, sink), closefd=False))
         async for line in export_rows(LocalFileSystem(), ThreadOffload(), RunPaths(directory)):
             sink.write(line)
             written += 1
@@ -90,17 +84,9 @@ async def _export(directory: Path, sink: BinaryIO, *, compress: bool) -> int:
 async def _export_checkpoint(directory: Path, target: Path, checkpoint_id: str | None) -> int:
     from gymckpt.ports import ThreadOffload
     from gymckpt.report import inspection
-    from gymckpt.report.episodes import open_participant, participants
+    from gymckpt.report.plain import export_checkpoint
     from gymckpt.storage.files import LocalFileSystem
-    from gymckpt.storage.plainexport import export_plain
-    from gymckpt.storage.published import PARTICIPANTS
 
     fs, offload = LocalFileSystem(), ThreadOffload()
     source = await inspection.newest_checkpoint(fs, offload, inspection.find_target(fs, directory, checkpoint_id))
-    written = 0
-    for kind, instance in participants(fs, source):
-        reader = await open_participant(fs, offload, source, kind, instance)
-        part = target / PARTICIPANTS / kind / instance
-        manifest = await export_plain(fs, offload, reader, part, kind=kind, instance=instance)
-        written += manifest["record_count"]
-    return written
+    return await export_checkpoint(fs, offload, source, target)

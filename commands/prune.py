@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gymckpt.errors import UsageError
-
-from .console import show_json
+from .console import note, show_json
 
 
 def register(app: typer.Typer) -> None:
@@ -25,39 +23,21 @@ def prune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Removes old checkpoints, never named ones unless they are given by id. Results and journals are not touched.
+    """Removes old checkpoints, never named ones unless they are given by id. Results are not touched.
 
-    Exit code 3 while a collector holds the run.
+    One that is gone already is missed no more by verify and restore. Works on a full disk. Exit code 3 while a
+    collector holds the run.
     """
-    removed = asyncio.run(_prune(directory, keep, checkpoint or []))
-    if as_json:
-        show_json({"removed": removed})
-    else:
-        print("\n".join(f"removed {checkpoint_id}" for checkpoint_id in removed) or "nothing to remove")
-
-
-async def _prune(directory: Path, keep: int, chosen: list[str]) -> list[str]:
-    from gymckpt.collection.lock import RunLock
-    from gymckpt.collection.rundirectory import RunPaths, read_run
+    from gymckpt.collection.pruning import prune as remove
     from gymckpt.ports import SystemClock, ThreadOffload
-    from gymckpt.storage.checkpoints import CheckpointDirectory
     from gymckpt.storage.files import LocalFileSystem
 
-    fs, offload, paths = LocalFileSystem(), ThreadOffload(), RunPaths(directory)
-    run_id = read_run(fs, paths).run_id
-    lock = RunLock(fs, offload, SystemClock(), paths)
-    await lock.take()
-    try:
-        checkpoints = CheckpointDirectory(fs, offload, paths.checkpoints)
-        if not chosen:
-            return await checkpoints.prune(keep, run_id)
-        known = {listed.checkpoint_id for listed in await checkpoints.listing()}
-        if missing := [checkpoint_id for checkpoint_id in chosen if checkpoint_id not in known]:
-            raise UsageError(
-                f"{directory} has no checkpoint {missing[0][:160]!r}", hint=f"see: gymckpt inspect {directory}"
-            )
-        for checkpoint_id in chosen:
-            await checkpoints.discard(checkpoint_id)
-        return chosen
-    finally:
-        await lock.release()
+    fs, offload = LocalFileSystem(), ThreadOffload()
+    pruned = asyncio.run(remove(fs, offload, SystemClock(), directory, keep=keep, chosen=checkpoint or []))
+    if as_json:
+        show_json({"removed": pruned.removed})
+    else:
+        told = [f"removed {name}" for name in pruned.removed] + [f"{name} was gone already" for name in pruned.gone]
+        print("\n".join(told) or "nothing to remove")
+    if pruned.unrecorded is not None:
+        note(f"the journal could not be told, so verify will miss what was removed: {pruned.unrecorded}")

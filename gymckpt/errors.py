@@ -117,6 +117,9 @@ class StorageUnavailable(StoppedResumable):
 
     code = "storage_unavailable"
 
+    def __init__(self, detail: str, *, hint: str | None = None) -> None:
+        super().__init__(detail, hint=hint or "when the cause is mended, give the same command again")
+
 
 class ControlError(GymckptError):
     """A refusal of the control plane, with its code on the wire."""

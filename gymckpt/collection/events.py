@@ -153,6 +153,14 @@ class CheckpointFailed(_Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsRemoved(_Event):
+    """These were published and are not needed any more; durable before they are removed, wherever there is space."""
+
+    event: ClassVar[str] = "checkpoints_removed"
+    checkpoint_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointNamed(_Event):
     """Answers a request file: this checkpoint bears the user's name and is never pruned."""
 
@@ -262,6 +270,7 @@ Event: TypeAlias = (
     | CheckpointBegun
     | CheckpointPublished
     | CheckpointFailed
+    | CheckpointsRemoved
     | CheckpointNamed
     | RequestFailed
     | RestoreIntended
@@ -290,6 +299,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "episode": lambda line: EpisodeId(str(line["rollout_id"]), int(line["attempt"])),
     "source": lambda line: Source.from_json(line["from"]),
     "episodes": _read_episodes,
+    "checkpoint_ids": lambda line: tuple(str(checkpoint_id) for checkpoint_id in line["checkpoint_ids"]),
     "installs": lambda line: tuple(Install(str(who), int(old), int(new)) for who, old, new in line["installs"]),
 }
 _FIELDS = {kind: tuple((spec.name, spec.default) for spec in fields(kind)) for kind in EVENTS.values()}

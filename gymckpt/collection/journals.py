@@ -65,13 +65,15 @@ class Journals:
         """The durable end of each journal."""
         return {name: journal.position for name, journal in self._all.items()}
 
-    async def append(self, event: Event, *, large: bool = False) -> int:
+    async def append(self, event: Event, *, large: bool = False, patient: bool = True) -> int:
         """Return the event's number in its journal once it is durable and `on_durable` has taken it into account, in
         the order of the journal. A caller that is cancelled does not call it back: `settled` waits for such events.
 
         `large`: its row is worth a thread of its own. On a full disk it waits and tries again, and raises `NoSpace`
-        when patience ends.
+        when patience ends; at once if not `patient`.
         """
+        if not patient:
+            return await self._write(event, large)
         if not large:
             try:
                 return await self._write(event, large)

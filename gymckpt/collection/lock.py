@@ -101,9 +101,12 @@ class RunLock:
     def holder(self) -> Holder:
         return self._holder
 
-    async def take(self, *, steal: bool = False) -> int:
+    async def take(self, *, steal: bool = False, recorded: bool = True) -> int:
         """Take the run and give the new epoch. Raises `NotAsAsked` naming the holder if it is alive and not to be
-        robbed. A holder on another machine is watched for up to a minute before it is taken for dead."""
+        robbed. A holder on another machine is watched for up to a minute before it is taken for dead.
+
+        Not `recorded`: only processes of this machine are kept out, and nothing is written: for a full disk.
+        """
         system = await self._offload.run(self._system_lock)
         try:
             taken = await self._offload.run(self._read)
@@ -113,7 +116,8 @@ class RunLock:
                 if taken is not None and await self._alive(taken):
                     raise self._refusal(taken)
             self.epoch = await self._offload.run(lambda: self._newest_epoch(taken) + 1)
-            await self._offload.run(self._write)
+            if recorded:
+                await self._offload.run(self._write)
         except BaseException:
             if system is not None:
                 system.release()

@@ -56,7 +56,7 @@ async def preflight(
 
     Raises `ServerError` for a participant that does not see `root`, `NoSpace` where nothing could be written.
     """
-    await offload.run(lambda: check_space(fs, root, LEAST_FREE_BYTES))
+    await offload.run(lambda: check_space(fs, root, LEAST_FREE_BYTES, "free space, then give the same command again"))
     findings = [_fact(text) for text in _roles(deployment)]
     findings += [
         _warning(text) for text in (*_skews(deployment), *(_waits(servers, deployment) if checkpoints else ()))

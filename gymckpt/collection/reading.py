@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gymckpt.collection.events import RowsWritten
 from gymckpt.collection.journals import Journals
 from gymckpt.collection.metrics import Metrics, compute
 from gymckpt.collection.opening import new_run, read_journals
@@ -18,6 +19,8 @@ class RunView:
     record: RunRecord
     run: Run
     journals: Journals
+    written: RowsWritten
+    """How far the result files are known to be good."""
 
 
 async def look(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) -> RunView:
@@ -25,8 +28,8 @@ async def look(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) 
     record = await offload.run(lambda: read_run(fs, paths))
     journals = await read_journals(fs, offload, clock, paths, record.run_id)
     run = new_run(record)
-    await offload.run(lambda: journals.replay_into(run))
-    return RunView(record, run, journals)
+    written = await offload.run(lambda: journals.replay_into(run))
+    return RunView(record, run, journals, written)
 
 
 async def read_metrics(fs: FileSystem, offload: Offload, clock: Clock, paths: RunPaths) -> Metrics:

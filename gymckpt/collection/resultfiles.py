@@ -13,6 +13,7 @@ from gymckpt import jsoncodec
 from gymckpt.collection.events import Outcome, RowsWritten
 from gymckpt.collection.journals import Journals
 from gymckpt.collection.rundirectory import RunPaths
+from gymckpt.errors import DamagedState
 from gymckpt.ports import FileSystem, Offload, WriteHandle
 from gymckpt.storage.durable import exists, sync, sync_directory, writing
 from gymckpt.storage.outcomes import Outcome as StoredOutcome
@@ -55,7 +56,7 @@ class ResultFiles:
         self._synced = good
         self._written = good.outcomes
         missing = (pair for pair in journals.outcomes() if pair[1].sequence > good.outcomes)
-        while batch := await self._offload.run(lambda: _batch(missing)):
+        while batch := await self._offload.run(lambda: batch_of(missing)):
             rows = await journals.rows([stored for _, stored in batch])
             for (outcome, stored), row in zip(batch, rows, strict=True):
                 # A rollout that was reopened has one row, that of its newest opening.
@@ -82,6 +83,10 @@ class ResultFiles:
 
     def _size(self, path: PurePath) -> int:
         entry = exists(self._fs, path)
+        if entry is not None and entry.kind != "file":
+            raise DamagedState(
+                f"{path} is not a regular file", hint="remove it, and go on: it is written anew from the journal"
+            )
         return entry.size_bytes if entry else 0
 
     async def flush(self, *, durable: bool = False) -> RowsWritten | None:
@@ -130,18 +135,22 @@ class ResultFiles:
             await self._offload.run(handle.close)
 
 
+def file_of(outcome: Outcome) -> bool | None:
+    """Where its row goes, if it has one: True rollouts.jsonl, False failures.jsonl, None neither."""
+    succeeded = outcome.outcome == "succeeded"
+    return None if succeeded and not outcome.final else succeeded
+
+
 def _lines(batch: list[tuple[int, Outcome]], succeeded: bool) -> bytes:
     rows = [
         jsoncodec.dumps(outcome.row)
         for _, outcome in batch
-        if outcome.row is not None
-        and (outcome.outcome == "succeeded") is succeeded
-        and (outcome.final or not succeeded)
+        if outcome.row is not None and file_of(outcome) is succeeded
     ]
     return b"".join(row + b"\n" for row in rows)
 
 
-def _batch(outcomes: Iterator[tuple[Outcome, StoredOutcome]]) -> list[tuple[Outcome, StoredOutcome]]:
+def batch_of(outcomes: Iterator[tuple[Outcome, StoredOutcome]]) -> list[tuple[Outcome, StoredOutcome]]:
     """As many as are worth one read: few large rows, or many small ones."""
     batch: list[tuple[Outcome, StoredOutcome]] = []
     size = 0

@@ -13,6 +13,7 @@ from gymckpt.collection.events import (
     CheckpointFailed,
     CheckpointNamed,
     CheckpointPublished,
+    CheckpointsRemoved,
     Dispatched,
     Event,
     Outcome,
@@ -74,10 +75,10 @@ class Run:
         self._counts = [0, 0, 0, 0]
         self._checkpoints: set[str] = set()
         self._open: set[str] = set()
-        self.published: str | None = None
-        """The newest checkpoint that was ever published."""
+        self.standing: dict[str, None] = {}
+        """Checkpoints that were published and not removed since, oldest first."""
         self.named: dict[str, str] = {}
-        """Checkpoint ids that bear a name."""
+        """Those of them that bear a name, by id."""
         self.attempts = 0
         """Attempts dispatched, of all rollouts."""
 
@@ -162,6 +163,10 @@ class Run:
         """Unfinished rollouts of which an attempt was sent."""
         return iter(self._rollouts)
 
+    def bearer(self, name: str) -> str | None:
+        """The checkpoint that bears `name`, if one does."""
+        return next((checkpoint_id for checkpoint_id, borne in self.named.items() if borne == name), None)
+
     def history(self) -> History:
         """What a recovery needs to know."""
         unfinished = {
@@ -206,7 +211,11 @@ class Run:
                 self._begin(checkpoint_id)
             case CheckpointPublished(checkpoint_id):
                 self._open.discard(checkpoint_id)
-                self.published = checkpoint_id
+                self.standing[checkpoint_id] = None
+            case CheckpointsRemoved(checkpoint_ids):
+                for checkpoint_id in checkpoint_ids:
+                    self.standing.pop(checkpoint_id, None)
+                    self.named.pop(checkpoint_id, None)
             case CheckpointFailed(checkpoint_id, _):
                 self._open.discard(checkpoint_id)
             case Restored(restore_id, _) | RestoreFailed(restore_id, _):

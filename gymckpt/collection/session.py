@@ -6,8 +6,9 @@ from typing import Any
 
 from gymckpt.collection import events, journals
 from gymckpt.collection.attempts import Limits
-from gymckpt.collection.candidates import find_candidates, with_salvaged
+from gymckpt.collection.candidates import find_candidates
 from gymckpt.collection.checkpointing import Checkpointer, CheckpointSettings
+from gymckpt.collection.choosing import choose
 from gymckpt.collection.dispatch import Dispatcher
 from gymckpt.collection.events import Event, Outcome
 from gymckpt.collection.feed import unfinished, unfinished_cohorts
@@ -24,7 +25,7 @@ from gymckpt.collection.tally import Tally
 from gymckpt.collection.watch import Watch
 from gymckpt.coordination import Deployment, ParticipantRef, PathMap, describe
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import ControlError, DamagedState, NoSpace, ServerError
+from gymckpt.errors import ControlError, NoSpace, ServerError
 from gymckpt.identity import EpisodeId, new_checkpoint_id
 from gymckpt.ports import Deadline
 from gymckpt.storage.journalfiles import Position
@@ -244,26 +245,11 @@ class Session:
     async def set_up(self) -> None:
         """Bring files and servers to where dispatch can begin. May be cancelled anywhere."""
         await self.files.open(self.opened.written, self.journals, self.state.opening)
-        if self.settings.salvage and self.opened.problems:
-            ports = self.ports
-            self._candidates = await with_salvaged(
-                self.opened.checkpoints, self, ports.fs, ports.offload, ports.clock, self._candidates
-            )
-        told = "; ".join(str(problem) for problem in self.opened.problems[:3])
-        if not told and self.state.published is not None:
-            told = f"{self.state.published} was published, and is not there"
-        if told and not self._candidates and not self.settings.start_over and self._has_work():
-            raise DamagedState(
-                f"no checkpoint of this run is whole: {told}",
-                hint="--start-over begins unfinished rollouts from the input again; --salvage keeps what is whole",
-            )
-        for problem in self.opened.problems:
-            self.emit({"event": "note", "text": f"passed over: {problem}"})
+        self._candidates, notes = await choose(self.opened, self, self.settings, self.ports)
+        for note in notes:
+            self.emit({"event": "note", "text": note})
         async with self.control:
             await self._recover(start_over=self.settings.start_over)
-
-    def _has_work(self) -> bool:
-        return next(self.state.unresolved_ids(), None) is not None
 
     async def _recover(self, *, start_over: bool = False) -> None:
         # Starting over is for the beginning of this command: what dies later has this command's own checkpoints.

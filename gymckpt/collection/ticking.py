@@ -81,22 +81,28 @@ class Ticker:
         """One checkpoint for each name that was asked for; unnamed requests share one."""
         unnamed = [request for request in requests if request.name is None]
         named = [request for request in requests if request.name is not None]
-        if not named:
-            await self._answer(unnamed, await self.take())
         for request in named:
+            if (bearer := self._session.state.bearer(request.name or "")) is not None:
+                await self._close(request, events.RequestFailed(request.request, f"{request.name} names {bearer}"))
+                continue
             result = await self.take(name=request.name)
             await self._answer([request, *unnamed], result)
             unnamed = []
+        if unnamed or not named:
+            await self._answer(unnamed, await self.take())
 
     async def _answer(self, requests: Iterable[Request], result: CheckpointTaken | CheckpointNotTaken) -> None:
-        fs, paths = self._session.ports.fs, self._session.opened.paths
         for request in requests:
             if isinstance(result, CheckpointTaken):
                 answer: events.Event = events.CheckpointNamed(result.checkpoint_id, request.name or "", request.request)
             else:
                 answer = events.RequestFailed(request.request, result.reason)
-            await self._session.record(answer)
-            await self._session.ports.offload.run(lambda r=request: close_request(fs, paths, r.request))  # type: ignore[misc]
+            await self._close(request, answer)
+
+    async def _close(self, request: Request, answer: events.Event) -> None:
+        fs, paths = self._session.ports.fs, self._session.opened.paths
+        await self._session.record(answer)
+        await self._session.ports.offload.run(lambda: close_request(fs, paths, request.request))
 
     async def take(
         self, *, stop: bool = False, name: str | None = None, deadline: Deadline | None = None
@@ -146,9 +152,12 @@ class Ticker:
             session.emit({"event": "note", "text": warning})
         try:
             await session.check_epoch()
-            await session.opened.checkpoints.prune(session.settings.keep, session.run_id)
+            await session.opened.checkpoints.prune(session.settings.keep, session.run_id, intend=self._removing)
         except OSError as error:
             session.emit({"event": "note", "text": f"old checkpoints could not be removed: {error}"})
+
+    async def _removing(self, checkpoint_ids: list[str]) -> None:
+        await self._session.record(events.CheckpointsRemoved(tuple(checkpoint_ids)))
 
     def _not_taken(self, result: CheckpointNotTaken) -> None:
         session = self._session

@@ -73,6 +73,8 @@ class ProblemView(Document):
     file: str
     what: str
     episodes: list[str]
+    unreadable: bool = False
+    """It could not be read now, which is no damage: the verdict on it is missing."""
 
 
 class VerifiedCheckpoint(Document):
@@ -88,7 +90,12 @@ class VerifyDocument(Document):
     restorable: str | None
     """The checkpoint that a restore would use."""
     problems: list[ProblemView] = Field(default_factory=list)
-    """Damage outside checkpoints: run.json, the plan, the journals."""
+    """Damage outside checkpoints: run.json, the plan, the journals, the result files."""
+
+    @property
+    def found(self) -> list[ProblemView]:
+        """Everything that is wrong, wherever it is."""
+        return [*self.problems, *(problem for checkpoint in self.checkpoints for problem in checkpoint.problems)]
 
 
 class CountsView(Document):

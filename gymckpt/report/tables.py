@@ -139,9 +139,14 @@ def _age(at_s: float, now_s: float) -> str:
 
 def verify_table(document: VerifyDocument) -> RenderableType:
     """What is damaged, and what can still be restored."""
-    parts: list[RenderableType] = [plain(f"damaged: {problem.what}", style="red") for problem in document.problems]
+    parts: list[RenderableType] = [
+        plain(f"{'unreadable now' if problem.unreadable else 'damaged'}: {problem.what}", style="red")
+        for problem in document.problems
+    ]
     for checkpoint in document.checkpoints:
-        parts.append(plain(f"{checkpoint.checkpoint_id}: {'whole' if checkpoint.valid else 'damaged'}"))
+        unreadable = bool(checkpoint.problems) and all(problem.unreadable for problem in checkpoint.problems)
+        state = "whole" if checkpoint.valid else "unreadable now" if unreadable else "damaged"
+        parts.append(plain(f"{checkpoint.checkpoint_id}: {state}"))
         for problem in checkpoint.problems:
             lost = f" (episodes: {', '.join(problem.episodes[:10])})" if problem.episodes else ""
             parts.append(plain(f"  {problem.what}{lost}", style="red"))

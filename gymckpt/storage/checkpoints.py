@@ -1,15 +1,15 @@
 """The directory of a run's checkpoints: begin, publish, find the newest that counts, keep few."""
 
 import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Collection as AnyOf
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Literal
 
 from gymckpt.crashpoints import crash_point, declare
-from gymckpt.errors import CheckpointFailed, DamagedState, NotAsAsked, UsageError
+from gymckpt.errors import CheckpointFailed, DamagedState, NotAsAsked, StorageUnavailable, UsageError
 from gymckpt.identity import KINDS, Kind, checkpoint_sequence, is_safe_name
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage import durable
@@ -31,6 +31,7 @@ from gymckpt.storage.published import (
     read_checkpoint_file,
     read_collection,
 )
+from gymckpt.storage.scope import Holdings
 
 __all__ = ["CheckpointDirectory", "Collection", "Listed", "PublishedCheckpoint", "Restarted"]
 
@@ -42,12 +43,17 @@ LATEST_BEFORE_REPLACE = declare("publish.latest.before_replace", "LATEST is abou
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One directory under `checkpoints/`: published, not published, or published once and damaged since."""
+    """One directory under `checkpoints/`: published, not published, or published once and damaged since; or its state
+    cannot be read now."""
 
     checkpoint_id: str
-    state: Literal["published", "unpublished", "damaged"]
+    state: Literal["published", "unpublished", "damaged", "unreadable"]
     published: PublishedCheckpoint | None = None
     problem: Problem | None = None
+
+
+async def _unsaid(checkpoint_ids: list[str]) -> None:
+    """Nobody keeps a record of what is removed."""
 
 
 class CheckpointDirectory:
@@ -83,16 +89,21 @@ class CheckpointDirectory:
     ) -> tuple[PublishedCheckpoint | None, list[Problem]]:
         """The newest checkpoint of the run that is whole, and what is wrong with newer ones that are not.
 
-        The digest of every file is checked (`quick`: only that all are there, in their sizes).
+        The digest of every file is checked (`quick`: only that all are there, in their sizes). Raises
+        `StorageUnavailable` where one that may be newer cannot be read now.
         """
         listed = await self.listing()
-        problems = [entry.problem for entry in listed if entry.problem is not None]
+        problems = [entry.problem for entry in listed if entry.state == "damaged" and entry.problem is not None]
+        newest: PublishedCheckpoint | None = None
         for checkpoint in reversed(_of_run(listed, run_id)):
             damage = await self._offload.run(partial(self._damage, checkpoint, quick=quick))
             if damage is None:
-                return checkpoint, problems
+                newest = checkpoint
+                break
             problems.append(damage)
-        return None, problems
+        for problem in unreadable(listed, newest):
+            raise StorageUnavailable(problem.what, hint="make it readable, or name another one (--checkpoint ID)")
+        return newest, problems
 
     async def open(self, checkpoint_id: str) -> PublishedCheckpoint:
         """A published checkpoint by its id; raises `DamagedState`, also if it was never published."""
@@ -110,11 +121,18 @@ class CheckpointDirectory:
         """What `LATEST` says: a hint."""
         return await self._offload.run(self._latest)
 
-    async def prune(self, keep: int, run_id: str | None = None) -> list[str]:
+    async def prune(
+        self,
+        keep: int,
+        run_id: str | None = None,
+        *,
+        intend: Callable[[list[str]], Awaitable[None]] = _unsaid,
+    ) -> list[str]:
         """Remove what is older than the newest `keep` (at least 1) that are whole, named checkpoints excepted, and
         whatever was begun before the newest and never published. What was removed.
 
         Those that are kept are made durable first: one whose publishing failed at its last step may be among them.
+        `intend` is told of published ones before they go.
         """
         listed = await self.listing()
         published = _of_run(listed, run_id)
@@ -129,6 +147,8 @@ class CheckpointDirectory:
         rubbish = [e.checkpoint_id for e in listed if e.state == "unpublished" and _before(e.checkpoint_id, newest)]
         for path in whole if old else ():
             await self._offload.run(partial(durable.sync_directory, self._fs, path))
+        if old:
+            await intend(old)
         for checkpoint_id in (*old, *rubbish):
             await self.discard(checkpoint_id)
         if published:
@@ -229,19 +249,23 @@ class CheckpointDirectory:
     def _listing(self) -> list[Listed]:
         if durable.exists(self._fs, self._root) is None:
             return []
+        durable.check_directory(self._fs, self._root)
         with durable.reading(self._root):
-            names = [e.name for e in self._fs.scan(self._root) if e.kind == "directory" and is_safe_name(e.name)]
-        listed = [self._look(name) for name in names]
+            entries = [entry for entry in self._fs.scan(self._root) if is_safe_name(entry.name)]
+        listed = [self._look(e.name) for e in entries if e.kind == "directory" or _is_checkpoint_id(e.name)]
         return sorted(listed, key=lambda e: (e.published is not None, e.published.age if e.published else (0, 0)))
 
     def _look(self, name: str) -> Listed:
         path = self._root / name
-        if durable.exists(self._fs, path / CHECKPOINT) is None:
-            return Listed(name, "unpublished")
         try:
+            durable.check_directory(self._fs, path)
+            if durable.exists(self._fs, path / CHECKPOINT) is None:
+                return Listed(name, "unpublished")
             return Listed(name, "published", read_published(self._fs, path))
         except DamagedState as error:
             return Listed(name, "damaged", problem=Problem.of(error))
+        except StorageUnavailable as error:
+            return Listed(name, "unreadable", problem=Problem.of(error))
 
     def _latest(self) -> str | None:
         path = self._root.parent / LATEST
@@ -255,6 +279,12 @@ def _of_run(listed: list[Listed], run_id: str | None) -> list[PublishedCheckpoin
     """The published checkpoints of a run (of any for None), oldest first."""
     found = [e.published for e in listed if e.published and run_id in (None, e.published.collection.run_id)]
     return sorted(found, key=lambda checkpoint: checkpoint.age)
+
+
+def unreadable(listed: Iterable[Listed], than: PublishedCheckpoint | None) -> list[Problem]:
+    """What cannot be read now of checkpoints that may be newer than `than` (None: of any)."""
+    problems = [(e.checkpoint_id, e.problem) for e in listed if e.state == "unreadable" and e.problem is not None]
+    return [p for name, p in problems if than is None or not _before(name, than.collection.sequence)]
 
 
 def read_published(fs: FileSystem, path: PurePath) -> PublishedCheckpoint:
@@ -279,19 +309,23 @@ async def verify_checkpoint(
     """All that is wrong with a checkpoint, participant by participant."""
     try:
         await offload.run(lambda: check_manifests(fs, checkpoint.path))
-    except DamagedState as error:
+    except (DamagedState, StorageUnavailable) as error:
         return [Problem.of(error)]
     problems: list[Problem] = []
+    holdings = Holdings(checkpoint.collection.continued)
     for kind, instance in checkpoint.participants:
         directory = checkpoint.directory(kind, instance)
         files = ParticipantFiles(fs, directory, kind=kind, instance=instance)
-        found = await offload.run(partial(files.verify, quick=quick))
-        if not found:
+        wrong = await offload.run(partial(files.verify, quick=quick))
+        if not wrong:
             try:
                 check_owner(files, directory, checkpoint.checkpoint_id)
+                await offload.run(partial(holdings.add, (kind, instance), files))
             except DamagedState as error:
-                found = [Problem.of(error)]
-        problems += found
+                wrong = [Problem.of(error)]
+        problems += wrong
+    if not problems:
+        problems = await offload.run(lambda: holdings.lacking(checkpoint.path / COLLECTION))
     return problems
 
 
@@ -335,6 +369,13 @@ def _before(checkpoint_id: str, sequence: int) -> bool:
     """Whether it is one of ours, and older than `sequence`."""
     try:
         return checkpoint_sequence(checkpoint_id) < sequence
+    except UsageError:
+        return False
+
+
+def _is_checkpoint_id(name: str) -> bool:
+    try:
+        return checkpoint_sequence(name) >= 0
     except UsageError:
         return False
 

@@ -218,12 +218,14 @@ def _remove(fs: FileSystem, path: PurePath) -> None:
     fs.remove_directory(path)
 
 
-def check_space(fs: FileSystem, path: PurePath, needed_bytes: int) -> None:
+def check_space(
+    fs: FileSystem, path: PurePath, needed_bytes: int, hint: str = "free space, or keep fewer checkpoints"
+) -> None:
     """`NoSpace` unless the file system of `path` has room for `needed_bytes`."""
     with reading(path):
         free = fs.free_bytes(path)
     if free < needed_bytes:
         raise NoSpace(
             f"no space for {path}: {free} bytes are free, about {needed_bytes} are needed",
-            hint="free space, or keep fewer checkpoints",
+            hint=hint,
         )

@@ -152,6 +152,7 @@ class Journal:
         self._extents = {}
         if durable.exists(self._fs, self._directory) is None:
             return
+        durable.check_directory(self._fs, self._directory)
         files = list_files(self._fs, self._directory, self._name, self.suffix)
         limits = self._limits(files)
         sequence = 0

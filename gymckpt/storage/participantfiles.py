@@ -3,11 +3,13 @@
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import PurePath
+from typing import NamedTuple
 
-from gymckpt.errors import DamagedState
+from gymckpt.errors import DamagedState, StorageUnavailable
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem
 from gymckpt.storage import durable
@@ -24,6 +26,14 @@ from gymckpt.storage.segments import FrameSource
 
 _MANIFEST_LIMIT_BYTES = 16 << 20
 _CHUNK_BYTES = 8 << 20
+
+
+class _CutFile(NamedTuple):
+    """A file beside the index that is missing, or has another size than it was written with."""
+
+    file: str
+    error: DamagedState | StorageUnavailable
+    there_bytes: int
 
 
 class ParticipantFiles:
@@ -136,8 +146,11 @@ class ParticipantFiles:
                 chains[EpisodeId(episode.rollout_id, now)] = line.chain
         return Base(self._directory, self._segments, chains)
 
-    def open(self) -> None:
-        """Read and check the manifest and the index; of the segments only that they are there."""
+    def open(self, *, whole: bool = True) -> None:
+        """Read and check the manifest and the index; of the files beside it only that they are there, in their sizes.
+
+        Not `whole`: files beside the index may be missing or cut; `read` tells whom it costs.
+        """
         for directory in (self._directory.parent.parent, self._directory.parent, self._directory):
             durable.check_directory(self._fs, directory)
         where = self._directory / MANIFEST
@@ -149,6 +162,8 @@ class ParticipantFiles:
             self._manifest = read_manifest(data, str(where))
             self._check_owner(self._manifest.kind, self._manifest.instance)
             self._open_index(self._manifest)
+            for cut in self._cut_files() if whole else ():
+                raise cut.error
 
     def _check_owner(self, kind: Kind, instance: str) -> None:
         if (kind, instance) != (self._kind, self._instance):
@@ -166,15 +181,20 @@ class ParticipantFiles:
         self._index_frames = view
         first = self._index_lines(0, view[0])
         self._segments = read_header(first[: first.find(b"\n") + 1], manifest, str(path))
-        self._check_sizes(manifest)
 
-    def _check_sizes(self, manifest: Manifest) -> None:
-        for fact in manifest.files:
-            path = self._directory / fact.file
-            with durable.reading(path):
-                entry = self._fs.stat(path)
-            if entry.kind != "file" or entry.size_bytes != fact.bytes:
-                raise DamagedState(f"{path}: {entry.kind} of {entry.size_bytes} bytes, the manifest says {fact.bytes}")
+    def _cut_files(self) -> Iterator["_CutFile"]:
+        """The files beside the index that are not there in their sizes."""
+        for fact in () if self._plain else self._beside_index():
+            path, there = self._directory / fact.file, 0
+            try:
+                with durable.reading(path):
+                    entry = self._fs.stat(path)
+                there = entry.size_bytes if entry.kind == "file" else 0
+                if there != fact.bytes:
+                    told = f"{path}: {entry.kind} of {entry.size_bytes} bytes, the manifest says {fact.bytes}"
+                    raise DamagedState(told)
+            except (DamagedState, StorageUnavailable) as error:
+                yield _CutFile(fact.file, error, there)
 
     def _index_lines(self, number: int, frame: bytes) -> bytes:
         lines = decompress(frame, self.manifest.index.frames[number][1], self._index_where(number))
@@ -221,21 +241,33 @@ class ParticipantFiles:
     def verify(self, *, quick: bool) -> list[Problem]:
         """All that is wrong, by file, frame and episode; `quick` looks at structure only. Opens by itself."""
         try:
-            self.open()
+            self.open(whole=False)
             lines = self.chosen(None)
-        except DamagedState as error:
+        except (DamagedState, StorageUnavailable) as error:
             return [Problem.of(error)]
-        costs: dict[str, list[EpisodeId]] = {}
-        source = self.source()
+        costs: dict[Problem, list[EpisodeId]] = {}
+        source, cut = self.source(), {found.file: found for found in self._cut_files()}
         for line in chain.from_iterable(lines):
             try:
                 _ = line.episode, line.boundary, line.turns, line.needs, line.chain, line.size_bytes
+                if cut:
+                    self._check_reach(line, cut)
                 if not quick:
                     self.read(source, line)
-            except DamagedState as error:
-                costs.setdefault(error.detail, []).extend(_named(line))
-        problems = [Problem(what, tuple(episodes)) for what, episodes in costs.items()]
-        return problems if quick else [*problems, *self._damaged_files(problems)]
+            except (DamagedState, StorageUnavailable) as error:
+                costs.setdefault(Problem.of(error), []).extend(_named(line))
+        problems = [replace(problem, episodes=tuple(episodes)) for problem, episodes in costs.items()]
+        unused = [Problem.of(found.error) for found in cut.values() if Problem.of(found.error) not in costs]
+        return [*problems, *unused] if quick else [*problems, *self._damaged_files(problems)]
+
+    def _check_reach(self, line: IndexLine, cut: Mapping[str, "_CutFile"]) -> None:
+        """Raise what is wrong with a segment that does not reach as far as this episode's parts."""
+        for part in line.parts:
+            if part.segment < len(self._segments) and part.frame < len(self._segments[part.segment].frames):
+                segment = self._segments[part.segment]
+                span, found = segment.frames[part.frame], cut.get(segment.file)
+                if found is not None and found.there_bytes < span.offset + span.size_bytes:
+                    raise found.error
 
     def _damaged_files(self, known: list[Problem]) -> Iterator[Problem]:
         """Files whose digest is wrong although no frame of them was found damaged."""
@@ -243,7 +275,7 @@ class ParticipantFiles:
         for check in checks:
             try:
                 check()
-            except DamagedState as error:
+            except (DamagedState, StorageUnavailable) as error:
                 file = error.detail.split(": ")[0]
                 if not any(problem.what.startswith(file) for problem in known):
                     yield Problem.of(error)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gymckpt.errors import DamagedState
+from gymckpt.errors import DamagedState, StorageUnavailable
 from gymckpt.identity import EpisodeId
 
 
@@ -12,10 +12,12 @@ class Problem:
 
     what: str
     episodes: tuple[EpisodeId, ...] = ()
+    unreadable: bool = False
+    """It could not be read now: nothing is known to be damaged."""
 
     @classmethod
-    def of(cls, error: DamagedState, *episodes: EpisodeId) -> "Problem":
-        return cls(error.detail, episodes)
+    def of(cls, error: DamagedState | StorageUnavailable, *episodes: EpisodeId) -> "Problem":
+        return cls(error.detail, episodes, isinstance(error, StorageUnavailable))
 
     def __str__(self) -> str:
         names = ", ".join(str(episode) for episode in self.episodes[:10])

@@ -9,8 +9,9 @@ from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage.checkpoints import CheckpointDirectory
 from gymckpt.storage.participantfiles import ParticipantFiles
 from gymckpt.storage.problems import Problem
-from gymckpt.storage.published import PublishedCheckpoint, Restarted
+from gymckpt.storage.published import COLLECTION, PublishedCheckpoint, Restarted
 from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.scope import Holdings
 from gymckpt.storage.writer import ParticipantWriter
 
 REASON = "damaged"
@@ -38,18 +39,20 @@ async def salvage(
 ) -> Salvaged:
     """Publish `checkpoint_id` with the episodes of `damaged` that every participant which has them can still read.
 
-    The others become restarted. `DamagedState` if a manifest or an index is lost: then nobody knows what was there.
+    The others become restarted: those whose records are in a file that is damaged, cut or missing, and those that a
+    participant lacks. `DamagedState` if a manifest or an index is lost: then nobody knows what was there.
     """
     sources: list[tuple[Kind, str, ParticipantFiles]] = []
     lost: list[Problem] = []
-    unreadable: set[EpisodeId] = set()
+    holdings = Holdings(damaged.collection.continued)
     for kind, instance in damaged.participants:
         files = ParticipantFiles(fs, damaged.directory(kind, instance), kind=kind, instance=instance)
-        await offload.run(files.open)
-        problems = await offload.run(partial(_unreadable, files))
-        unreadable |= {episode for problem in problems for episode in problem.episodes}
-        lost += problems
+        await offload.run(partial(files.open, whole=False))
+        lost += await offload.run(partial(_unreadable, files))
+        await offload.run(partial(holdings.add, (kind, instance), files))
         sources.append((kind, instance, files))
+    lost += await offload.run(lambda: holdings.lacking(damaged.path / COLLECTION))
+    unreadable = {episode for problem in lost for episode in problem.episodes}
     path = await directory.begin(checkpoint_id)
     for kind, instance, files in sources:
         part = path / "gym" / kind / instance

@@ -180,9 +180,10 @@ def test_what_can_still_be_read_of_a_damaged_checkpoint_is_salvaged_at_the_users
         servers = run.servers
         whole, problems = await find_candidates(run.directory, run.host.run_id)
         assert (len(whole), len(problems)) == (1, 1)
-        found = await with_salvaged(run.directory, run.host, servers.fs, servers.offload, servers.clock, whole)
+        found, notes = await with_salvaged(run.directory, run.host, servers.fs, servers.offload, servers.clock, whole)
         assert [c.made_of for c in found] == [newest.checkpoint_id, None]
         assert found[0].continued == (R2,)
+        assert [note.split(": ")[1] for note in notes] == ["1 episodes continue, 1 start over"]
         await servers.stop()
         servers.start()
         deployment = await coordination.discover(servers.servers, servers.network, TOKEN, servers.deadline())

@@ -22,6 +22,7 @@ EXAMPLES: list[events.Event] = [
     events.CheckpointBegun("ckpt-000001-00000000", restore=True),
     events.CheckpointPublished("ckpt-000001-00000000", 8, 1, 1000, 0.5, 1.5),
     events.CheckpointFailed("ckpt-000001-00000000", "late"),
+    events.CheckpointsRemoved(("ckpt-000001-00000000", "ckpt-000002-00000000")),
     events.CheckpointNamed("ckpt-000001-00000000", "before-lunch", "request-1"),
     events.RequestFailed("request-1", "late"),
     events.RestoreIntended("ckpt-000002-00000000", "ckpt-000001-00000000", (events.Install("r", 0, 3),)),

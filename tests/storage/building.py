@@ -57,9 +57,10 @@ def record(rollout: str, items: list[Any], attempt: int = 0, **more: Any) -> Exp
 
 
 def opaque(rollout: str, state: Any, attempt: int = 0, revision: int | None = None) -> ExportedRecord:
-    """A resources-like record."""
+    """A record with an opaque state, at a boundary that needs nobody else."""
     content = {"episode_id": {"rollout_id": rollout, "attempt": attempt}, "session_id": f"s-{rollout}", "state": state}
-    return ExportedRecord(EpisodeId(rollout, attempt), content, revision=revision)
+    boundary = Boundary("invoke_agent", 1, 1.5)
+    return ExportedRecord(EpisodeId(rollout, attempt), content, boundary, 0, (), revision)
 
 
 def writer(fs: FileSystem, sequence: int, base: Base | None = None, **options: Any) -> ParticipantWriter:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from gymckpt.collection.candidates import find_candidates
 from gymckpt.errors import CheckpointFailed, DamagedState, GymckptError, NotAsAsked, StorageUnavailable
 from gymckpt.identity import EpisodeId
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, Restarted
+from gymckpt.storage.durable import write_new
 from gymckpt.storage.journalfiles import Position
 from gymckpt.storage.manifest import MANIFEST
 from gymckpt.storage.published import CHECKPOINT, LATEST
@@ -127,6 +129,33 @@ def test_a_read_that_fails_now_is_not_damage() -> None:
     fs.before = before
     with pytest.raises(StorageUnavailable):
         run(directory(fs).newest_valid(RUN_ID))
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "segment", "manifest"])
+def test_one_checkpoint_that_cannot_be_read_now_hides_no_other_and_is_never_passed_over(name: str) -> None:
+    fs = memory()
+    older, _ = run(publish(fs, 1, [opaque("o", 1)]))
+    newest, _ = run(publish(fs, 2, [opaque("o", 2)]))
+
+    def before(operation: str, path: PurePath) -> None:
+        if operation == "read" and checkpoint_id(2) in path.parts and path.name.startswith(name):
+            raise PermissionError(13, "Permission denied")
+
+    fs.before = before
+    checkpoints = directory(fs)
+    assert run(checkpoints.verify(older)) == []
+    if name == CHECKPOINT:
+        assert [state for _, state in listed(fs)] == ["unreadable", "published"]
+    else:
+        (problem,) = run(checkpoints.verify(newest))
+        assert problem.unreadable
+        assert name in problem.what
+    with pytest.raises(StorageUnavailable, match=name) as refused:
+        run(find_candidates(checkpoints, RUN_ID))
+    assert checkpoint_id(1) in str(refused.value.hint)
+    fs.before = lambda operation, path: None
+    found, problems = run(find_candidates(checkpoints, RUN_ID))
+    assert ([one.checkpoint_id for one in found], problems) == (ids(2, 1), [])
 
 
 def test_a_checkpoint_copied_under_another_name_does_not_count() -> None:
@@ -271,6 +300,36 @@ def test_salvage_makes_a_smaller_checkpoint_of_what_can_still_be_read() -> None:
     assert run(load(fs, 2)) == {r.episode: r.record for r in records if r.episode.rollout_id != "o-1"}
     found, _ = run(directory(fs).newest_valid(RUN_ID))
     assert found == made.checkpoint
+
+
+@pytest.mark.parametrize(("kept", "lost"), [(0.6, ("o-2", "o-3")), (0.0, ("o-0", "o-1", "o-2", "o-3"))])
+def test_a_segment_that_is_cut_or_missing_costs_its_own_episodes_and_no_others(
+    kept: float, lost: tuple[str, ...]
+) -> None:
+    fs, rng = memory(), random.Random(1)
+    episodes = tuple(EpisodeId(name) for name in lost)
+
+    async def story() -> None:
+        checkpoints = directory(fs)
+        old = [opaque(f"o-{n}", rng.randbytes(300_000).hex()) for n in range(4)]
+        _, first = await publish(fs, 1, old)
+        made, _ = await publish(fs, 2, [*old, opaque("new", 1)], first.base)
+        name = first.base.segments[0].file
+        whole = fs.read(part(2) / name)
+        fs.unlink(part(2) / name)
+        if kept:
+            write_new(fs, part(2) / name, whole[: int(len(whole) * kept)])
+        for quick in (True, False):
+            (problem,) = await checkpoints.verify(made, quick=quick)
+            assert name in problem.what
+            assert problem.episodes == episodes
+        saved = await salvage(fs, INLINE, checkpoints, made, checkpoint_id(3), sequence=3, epoch=1, created_at=5.0)
+        restarted = {restart.episode for restart in saved.checkpoint.collection.restarted}
+        assert restarted == set(episodes)
+        assert not await checkpoints.verify(saved.checkpoint)
+        assert set(await load(fs, 3)) == {r.episode for r in [*old, opaque("new", 1)]} - restarted
+
+    run(story())
 
 
 @pytest.mark.parametrize("damaged", ["segment", "prefixes"])

@@ -42,8 +42,7 @@ def test_the_index_tells_all_but_the_payload() -> None:
         first, second = opened.index()
         assert (first.episode, str(first.boundary), first.turns) == (EpisodeId("r"), "invoke_agent/2", 2)
         assert first.needs == (("agent", "a"),)
-        assert second.boundary is None
-        assert second.needs is None
+        assert (str(second.boundary), second.turns, second.needs) == ("invoke_agent/1", 0, ())
         assert opened.record_count == 2
         assert not await opened.verify()
 

@@ -11,8 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import tests.storage.workload as workload
 from gymckpt.crashpoints import CRASH_POINTS, ENVIRONMENT_VARIABLE
 from gymckpt.storage import checkpoints, durable, journal, segments, writer
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection
+from tests.mounts import command, mounted, needs_root
 from tests.storage.building import RUN_ID, checkpoint_id, record
 
 SHUTDOWN = 0x8004587D
@@ -38,10 +38,6 @@ UNUSED = {"commit.merged.before_link", "commit.prefixes.before_link"}
 """Not on the way of so small a run."""
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, check=False)
-
-
 def run_workload(directory: Path, crash_at: str | None, *before: str) -> tuple[int, list[str]]:
     environment = {**os.environ, **({ENVIRONMENT_VARIABLE: crash_at} if crash_at else {})}
     done = subprocess.run(
@@ -52,24 +48,6 @@ def run_workload(directory: Path, crash_at: str | None, *before: str) -> tuple[i
         check=False,
     )
     return done.returncode, done.stdout.splitlines()
-
-
-@contextmanager
-def mounted(image: Path, place: Path, *options: str) -> Iterator[Path]:
-    place.mkdir(exist_ok=True)
-    done = command("mount", *options, image, place)
-    if done.returncode:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        if command("umount", place).returncode:
-            command("umount", "--lazy", place)
-
-
-def needs_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount")
 
 
 def make_image(kind: str, tmp_path: Path) -> Path:
