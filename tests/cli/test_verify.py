@@ -38,10 +38,16 @@ def verified(run: Path, *more: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("quick", [(), ("--quick",)])
 @pytest.mark.parametrize(
-    "lose", [move_away, link, lambda path: (path / "CHECKPOINT.json").unlink()], ids=["gone", "symlink", "unmarked"]
+    ("lose", "told"),
+    [
+        (move_away, "was published, and is not there"),
+        (link, "is not a directory"),
+        (lambda path: (path / "CHECKPOINT.json").unlink(), "CHECKPOINT.json is missing"),
+    ],
+    ids=["gone", "symlink", "unmarked"],
 )
 def test_a_published_checkpoint_that_is_lost_is_missed(
-    run: Path, lose: Callable[[Path], object], quick: tuple[str, ...]
+    run: Path, lose: Callable[[Path], object], told: str, quick: tuple[str, ...]
 ) -> None:
     older, newest = checkpoints(run)
     lose(newest)
@@ -50,7 +56,9 @@ def test_a_published_checkpoint_that_is_lost_is_missed(
     assert document["restorable"] == older.name
     found = {checkpoint["checkpoint_id"]: checkpoint for checkpoint in document["checkpoints"]}
     assert [found[older.name]["valid"], found[newest.name]["valid"]] == [True, False]
-    assert found[newest.name]["problems"][0]["file"].startswith(f"checkpoints/{newest.name}")
+    (problem,) = found[newest.name]["problems"]
+    assert problem["file"].startswith(f"checkpoints/{newest.name}")
+    assert told in problem["what"]
     move_away(older)
     code, document = verified(run, *quick)
     assert (code, document["restorable"], len(document["checkpoints"])) == (4, None, 2)
