@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gymckpt.roles.hook_errors import contained, said
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class OverdueHooks:
 
     async def limited(
         self,
-        work: Awaitable[T],
+        work: Callable[[], Awaitable[T]],
         what: str,
         limit_s: float,
         *,
@@ -62,12 +64,12 @@ class OverdueHooks:
         changes: Collection[str] = (),
         undo: Callable[[], Awaitable[None]] | None = None,
     ) -> T:
-        """What `work` gives; raises what it raises, and `HookOverdue` after `limit_s`.
+        """What `work` gives; raises what it raises as `contained` has it, and `HookOverdue` after `limit_s`.
 
         This returns at most `grace_s` later. `session_id`: the one session that it is for. `changes`: sessions that
         `work` writes to; where it was left to itself, `undo` is done once it has ended.
         """
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(contained(work))
         hook = _Hook(what, session_id, frozenset(changes), undo)
         self._running[hook] = None
         try:
@@ -100,9 +102,9 @@ class OverdueHooks:
             if not task.cancelled():
                 task.exception()
             if hook.undo is not None:
-                await hook.undo()
+                await contained(hook.undo)
         except Exception as error:  # an author's code may raise anything
-            log.warning("%s: undoing %s: %s: %s", self._instance, hook.what, type(error).__name__, str(error)[:200])
+            log.warning("%s: undoing %s: %s", self._instance, hook.what, said(error))
         finally:
             del self._left[hook]
         late_s = asyncio.get_running_loop().time() - begun_s

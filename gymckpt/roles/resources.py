@@ -136,7 +136,8 @@ class ResourcesRole:
             prepared[session_id] = (stored.episode.rollout_id, state)
             episodes.append(stored.episode)
         if self._mode == "exported":
-            await validate_states(self._hooks, _states(prepared), self._limits)
+            owners = dict(zip(prepared, episodes, strict=True))
+            await validate_states(self._hooks, _states(prepared), owners, self._limits)
         return Installable(episodes, prepared)
 
     def _checked(self, stored: StoredRecord) -> tuple[str, Json]:
@@ -154,10 +155,11 @@ class ResourcesRole:
     async def install(self, installable: Installable, attempts: Mapping[str, int]) -> None:
         """See `Role.install`."""
         prepared: dict[str, tuple[str, Json]] = installable.prepared
+        owners = {id_: EpisodeId(rollout_id, attempts[rollout_id]) for id_, (rollout_id, _) in prepared.items()}
         if self._mode == "exported":
-            await restore_states(self._hooks, _states(prepared), self._limits)
-        for session_id, (rollout_id, _) in prepared.items():
-            session = Session(session_id, EpisodeId(rollout_id, attempts[rollout_id]), restored=True)
+            await restore_states(self._hooks, _states(prepared), owners, self._limits)
+        for session_id, episode in owners.items():
+            session = Session(session_id, episode, restored=True)
             session.seeded.set()
             self._sessions.add(session)
 
@@ -184,7 +186,7 @@ class ResourcesRole:
         what = f"{doing} {len(session_ids)} sessions"
         # A suspend that comes to its end late must not leave a server without compute that was opened meanwhile.
         undo = partial(self._hooks.wake_session_states, session_ids)
-        await limited(self._hooks, hook(session_ids), what, self._limits.hook_s, undo=undo)
+        await limited(self._hooks, partial(hook, session_ids), what, self._limits.hook_s, undo=undo)
 
     def _ids_of(self, episodes: Collection[EpisodeId]) -> list[str]:
         wanted = set(episodes)

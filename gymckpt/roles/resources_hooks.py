@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gymckpt import jsoncodec
 from gymckpt.errors import CheckpointFailed, GymckptError, InvalidCheckpointState
+from gymckpt.identity import EpisodeId
 from gymckpt.jsoncodec import Json
+from gymckpt.roles.hook_errors import said
 from gymckpt.roles.overdue_hooks import GRACE_S, HookOverdue, OverdueHooks
 from gymckpt.roles.resources_sessions import Session
 
@@ -82,7 +84,7 @@ async def export_states(
     """The states of `sessions`, batch by batch, so that no more than about one batch is held in memory.
 
     A lost session is left out with a warning. Raises `CheckpointFailed` naming the sessions when a hook fails, takes
-    too long, or answers for sessions that it was not asked for.
+    too long, answers for sessions that it was not asked for, or gives what is no JSON.
     """
     position, known, known_bytes = 0, 0, 0
     while position < len(sessions):
@@ -90,27 +92,46 @@ async def export_states(
         batch = _next_batch(sessions, position, limits, mean)
         position += len(batch)
         what = f"exporting the state of {_names(batch)}"
-        exporting = _naming(batch, hooks.export_session_states([s.session_id for s in batch]))
-        states = await limited(hooks, exporting, what, limits.hook_s)
-        if unasked := set(states) - {session.session_id for session in batch}:
-            raise CheckpointFailed(f"{what}: the hook answered for {sorted(unasked)[0]!r}, which was not asked for")
+        states = await limited(hooks, partial(_export, hooks, batch, what), what, limits.hook_s)
         for session in batch:
             if session.session_id not in states:
                 log.warning("the state of %s is lost: its episode will be started over", session)
                 continue
             state = states[session.session_id]
-            session.state_bytes = max(1, size_of(state))
+            session.state_bytes = max(1, _checked_size(session, state))
             known, known_bytes = known + 1, known_bytes + session.state_bytes
             yield session, state
 
 
-async def restore_states(hooks: SessionHooks, states: Mapping[str, Json], limits: HookLimits) -> None:
-    """Install all states, batch by batch; on failure all of them are retired again before it is raised by name."""
+async def _export(hooks: SessionHooks, batch: Sequence[Session], what: str) -> dict[str, Json]:
+    asked = {session.session_id: session.episode for session in batch}
+    states = await _naming(asked, hooks.export_session_states(list(asked)))
+    if not isinstance(states, Mapping):
+        raise CheckpointFailed(f"{what}: the hook gave {type(states).__name__}, not a mapping of session ids to states")
+    if unasked := [session_id for session_id in states if session_id not in asked]:
+        raise CheckpointFailed(f"{what}: the hook answered for {unasked[0]!r}, which was not asked for")
+    return dict(states)
+
+
+def _checked_size(session: Session, state: Json) -> int:
+    try:
+        return size_of(state)
+    except Exception as error:  # an author's hook may give anything
+        raise CheckpointFailed(f"{session}: its state cannot be written as JSON: {said(error)}") from error
+
+
+async def restore_states(
+    hooks: SessionHooks, states: Mapping[str, Json], episodes: Mapping[str, EpisodeId], limits: HookLimits
+) -> None:
+    """Install all states, batch by batch; on failure all of them are retired again before it is raised by name.
+
+    `episodes`: whose states they are, by session id.
+    """
     try:
         for batch in state_batches(states, limits.batch_bytes):
-            what = f"restoring the state of {_ids(list(batch))}"
-            restoring = hooks.restore_session_states(batch)
+            what = f"restoring the state of {_ids(batch, episodes)}"
             undo = partial(_retire_each, hooks, list(batch))
+            restoring = partial(_naming_later, hooks.restore_session_states, batch, episodes)
             await limited(hooks, restoring, what, limits.hook_s, changes=batch, undo=undo)
     except BaseException:
         await _free_all(hooks, list(states), limits.hook_s)
@@ -125,7 +146,7 @@ async def free_state(hooks: SessionHooks, session_id: str, limit_s: float) -> No
     what = f"freeing session {session_id}"
     if session_id in hooks.overdue_hooks.changing():
         raise CheckpointFailed(f"{what}: an earlier hook of it has not ended", hint="start the server again")
-    await limited(hooks, hooks.retire_session_state(session_id), what, limit_s, changes=[session_id])
+    await limited(hooks, partial(hooks.retire_session_state, session_id), what, limit_s, changes=[session_id])
 
 
 async def _retire_each(hooks: SessionHooks, session_ids: Sequence[str]) -> None:
@@ -145,12 +166,16 @@ async def _free_all(hooks: SessionHooks, session_ids: Sequence[str], limit_s: fl
     await asyncio.gather(*(free(session_id) for session_id in session_ids))
 
 
-async def validate_states(hooks: SessionHooks, states: Mapping[str, Json], limits: HookLimits) -> None:
-    """Raise `InvalidCheckpointState` naming the sessions if one of `states` cannot be restored."""
+async def validate_states(
+    hooks: SessionHooks, states: Mapping[str, Json], episodes: Mapping[str, EpisodeId], limits: HookLimits
+) -> None:
+    """Raise `InvalidCheckpointState` naming sessions and `episodes` if one of `states` cannot be restored."""
     for batch in state_batches(states, limits.batch_bytes):
-        what = f"the state of {_ids(list(batch))} cannot be restored"
+        what = f"the state of {_ids(batch, episodes)} cannot be restored"
         try:
-            await limited(hooks, hooks.validate_session_states(batch), what, limits.hook_s)
+            await limited(
+                hooks, partial(_naming_later, hooks.validate_session_states, batch, episodes), what, limits.hook_s
+            )
         except CheckpointFailed as error:
             raise InvalidCheckpointState(error.detail) from error
 
@@ -173,11 +198,15 @@ def state_batches(states: Mapping[str, Json], batch_bytes: int) -> Iterator[dict
 def size_of(state: Json) -> int:
     """About the bytes of `state` as JSON: exact enough to bound a batch, and cheap for the usual large text."""
     match state:
-        case str() | bytes():
+        case str():
             return len(state) + 2
-        case dict() if len(state) <= 16 and all(isinstance(value, str | int | None) for value in state.values()):
+        case dict() if len(state) <= 16 and all(isinstance(k, str) and _is_short(v) for k, v in state.items()):
             return sum(len(key) + (len(value) if isinstance(value, str) else 8) + 6 for key, value in state.items())
     return len(jsoncodec.dumps(state))
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str | None) or (isinstance(value, int) and value.bit_length() <= 64)
 
 
 def _next_batch(sessions: Sequence[Session], start: int, limits: HookLimits, mean: int | None) -> list[Session]:
@@ -193,20 +222,27 @@ def _next_batch(sessions: Sequence[Session], start: int, limits: HookLimits, mea
     return batch
 
 
-async def _naming(batch: Sequence[Session], work: Awaitable[T]) -> T:
+async def _naming(episodes: Mapping[str, EpisodeId | None], work: Awaitable[T]) -> T:
     """`work`, whose failure also names the episode: an author's code knows sessions alone."""
     try:
         return await work
     except SessionStateError as error:
-        session = next((session for session in batch if session.session_id == error.session_id), None)
-        if session is None:
+        if error.session_id is None or error.session_id not in episodes:
             raise
-        raise SessionStateError(f"{error.detail} (episode {session.episode})") from error
+        raise SessionStateError(f"{error.detail} (episode {episodes[error.session_id]})") from error
+
+
+async def _naming_later(
+    hook: Callable[[Mapping[str, Json]], Awaitable[None]],
+    batch: Mapping[str, Json],
+    episodes: Mapping[str, EpisodeId],
+) -> None:
+    await _naming(episodes, hook(batch))
 
 
 async def limited(
     hooks: SessionHooks,
-    work: Awaitable[T],
+    work: Callable[[], Awaitable[T]],
     what: str,
     limit_s: float,
     *,
@@ -223,15 +259,15 @@ async def limited(
     except GymckptError as error:
         raise CheckpointFailed(error.detail, hint=error.hint) from error
     except Exception as error:  # whatever an author's hook raises fails this checkpoint, by name, and nothing else
-        raise CheckpointFailed(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
+        raise CheckpointFailed(f"{what}: {said(error)}") from error
 
 
 def _names(sessions: Sequence[Session]) -> str:
     return _listed([str(session) for session in sessions])
 
 
-def _ids(session_ids: Sequence[str]) -> str:
-    return _listed([f"session {session_id}" for session_id in session_ids])
+def _ids(session_ids: Iterable[str], episodes: Mapping[str, EpisodeId]) -> str:
+    return _names([Session(session_id, episodes.get(session_id)) for session_id in session_ids])
 
 
 def _listed(names: Sequence[str]) -> str:

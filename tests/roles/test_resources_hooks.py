@@ -87,7 +87,7 @@ def test_a_restore_that_fails_in_a_late_batch_retires_all_of_them() -> None:
         server = Batches(state_bytes=1)
         states: dict[str, Json] = {f"s{number}": "x" * 600 for number in range(6)}
         with pytest.raises(CheckpointFailed, match="restoring the state of session s2: RuntimeError: no more room"):
-            await restore_states(server, states, HookLimits(batch_bytes=1000))
+            await restore_states(server, states, {}, HookLimits(batch_bytes=1000))
         assert server.retired == list(states)
 
     run_virtual(main())

@@ -2,13 +2,15 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from gymckpt.errors import GymckptError, InvalidCheckpointState
+from gymckpt.errors import GymckptError
 from gymckpt.identity import EpisodeId
 from gymckpt.jsoncodec import Json
+from gymckpt.roles.hook_errors import said
 from gymckpt.roles.overdue_hooks import HookOverdue, OverdueHooks
 from gymckpt.roles.resources_hooks import SessionStateError
 from gymckpt.servers.resources.tool_schema import ToolDescription, describe
@@ -142,17 +144,17 @@ class ResourcesServer:
             except SessionLost:
                 return lost
 
-        states = await self._side_by_side("exporting", {id_: exported(id_) for id_ in session_ids})
+        states = await self._side_by_side("exporting", {id_: partial(exported, id_) for id_ in session_ids})
         return {session_id: state for session_id, state in states.items() if state is not lost}
 
     async def validate_session_states(self, states: Mapping[str, Json]) -> None:
         """Check a batch, side by side."""
-        work = {id_: self.validate_session_state(id_, state) for id_, state in states.items()}
+        work = {id_: partial(self.validate_session_state, id_, state) for id_, state in states.items()}
         await self._side_by_side("validating", work)
 
     async def restore_session_states(self, states: Mapping[str, Json]) -> None:
         """Install a batch, side by side; override where a batch is cheaper."""
-        work = {id_: self.restore_session_state(id_, state) for id_, state in states.items()}
+        work = {id_: partial(self.restore_session_state, id_, state) for id_, state in states.items()}
         await self._side_by_side("restoring", work, changing=True)
 
     def can_suspend(self) -> bool:
@@ -164,7 +166,7 @@ class ResourcesServer:
         )
 
     async def _side_by_side(
-        self, doing: str, work: Mapping[str, Coroutine[Any, Any, Any]], *, changing: bool = False
+        self, doing: str, work: Mapping[str, Callable[[], Awaitable[Any]]], *, changing: bool = False
     ) -> dict[str, Any]:
         try:
             async with asyncio.TaskGroup() as group:
@@ -177,7 +179,7 @@ class ResourcesServer:
             raise first from first.__cause__
         return {session_id: task.result() for session_id, task in tasks.items()}
 
-    async def _named(self, session_id: str, doing: str, work: Coroutine[Any, Any, Any], changing: bool) -> Any:
+    async def _named(self, session_id: str, doing: str, work: Callable[[], Awaitable[Any]], changing: bool) -> Any:
         async def undo() -> None:
             await self.retire_session_state(session_id)
 
@@ -193,8 +195,6 @@ class ResourcesServer:
         except HookOverdue as error:
             what = f"session {session_id}: a hook took longer than {self.checkpoint_hook_s:g} s"
             raise SessionStateError(what, session_id=session_id) from error
-        except InvalidCheckpointState:
-            raise
         except Exception as error:  # an author's code may raise anything; it fails by the session's name
-            what = f"session {session_id}: {type(error).__name__}: {str(error)[:200]}"
+            what = f"session {session_id}: {said(error)}"
             raise SessionStateError(what, session_id=session_id) from error
