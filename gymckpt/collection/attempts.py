@@ -34,6 +34,7 @@ from gymckpt.collection.surroundings import Surroundings
 from gymckpt.crashpoints import crash_point, declare
 from gymckpt.errors import ServerError
 from gymckpt.identity import EpisodeId
+from gymckpt.jsoncodec import NotJson
 from gymckpt.ports import Clock, Deadline, Offload, Reply, ServerRef, Transport
 from gymckpt.wire import gym
 
@@ -228,7 +229,11 @@ class Attempts:
                 self._outage_since_s = None
                 if self.cohorts.of(flight.episode.rollout_id) is None:
                     replied()
-                return await self._succeeded(flight, self._success(flight, verdict))
+                try:
+                    return await self._succeeded(flight, self._success(flight, verdict))
+                except NotJson as error:  # it can be read, and not written: nested too deeply
+                    reason = f"the reply cannot be kept: {error}"
+                    return await self._failed(flight, Failed("bad_reply", reason[:MAX_REASON], terminal=True))
             case Failed(kind):
                 if await self._around.rebooted():
                     await self._wait_to_be_halted()

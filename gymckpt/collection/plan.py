@@ -14,7 +14,7 @@ from gymckpt import jsoncodec
 from gymckpt.collection.inputs import Lines, TaskInput
 from gymckpt.collection.planfile import PlanSummary, PlanWriter, plan_line
 from gymckpt.collection.routing import Routing
-from gymckpt.collection.rows import PAIRWISE, BadRow, TaskRow, is_comparative, read_row, with_repeat
+from gymckpt.collection.rows import PAIRWISE, BadRow, TaskRow, check_depth, is_comparative, read_row, with_repeat
 from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import StoppedResumable, UsageError
 from gymckpt.identity import TaskId
@@ -80,6 +80,10 @@ class _Problems:
         raise UsageError("\n".join([f"{name}: {rows}, nothing was sent", *shown, *more]))
 
 
+DEEP = 200
+"""With so many brackets a row may be too deep to be sent."""
+
+
 class _Planner:
     def __init__(self, settings: CollectSettings, routing: Routing, writer: PlanWriter) -> None:
         self.settings = settings
@@ -90,7 +94,10 @@ class _Planner:
         self.overrides = settings.sampling.overrides()
 
     def read(self, line: bytes) -> TaskRow:
-        return read_row(line, self.routing, cohort=self.settings.cohort, overrides=self.overrides)
+        found = read_row(line, self.routing, cohort=self.settings.cohort, overrides=self.overrides)
+        if line.count(b"[") + line.count(b"{") > DEEP:
+            check_depth(found.row)
+        return found
 
     def repeats(self, found: TaskRow) -> int:
         repeats = self.settings.repeats

@@ -28,6 +28,7 @@ CONNECTION = "connection"
 OUTAGES = frozenset({BackendUnavailable.code, NotSent.code}) | NOT_STARTED_CODES
 """Kinds of failures that no rollout has caused: inference, or another server, was not there, or was closed."""
 MAX_REASON = 2000
+MAX_KIND = 200
 BUSY_S = 1.0
 """How long a server that said 429 without a Retry-After is left alone."""
 
@@ -125,10 +126,10 @@ def _judge_body(body: Any, episode: EpisodeId) -> Verdict:
         return Failed("bad_reply", f"the reply is for {typed.episode_id.episode}, not for {episode}")
     if typed.failure is not None:
         failure = typed.failure
-        kind = failure.failure_kind or "failed"
+        kind, reason = _said(failure.failure_kind or "failed", MAX_KIND), _said(failure.failure_reason, MAX_REASON)
         if kind == StaleAttempt.code:
-            return Superseded(failure.failure_reason[:MAX_REASON])
-        return Failed(kind, failure.failure_reason[:MAX_REASON], failure.stage, failure.terminal)
+            return Superseded(reason)
+        return Failed(kind, reason, failure.stage, failure.terminal)
     return judge_flat(typed.result or {})
 
 
@@ -136,17 +137,38 @@ def judge_flat(body: Mapping[str, Any]) -> Verdict:
     """What a verifier's own reply means."""
     # A failure of the machinery is never a reward of 0, whatever number came with it.
     if kind := body.get("failure_kind"):
-        return Failed(str(kind)[:200], str(body.get("failure_reason") or "")[:MAX_REASON])
-    reward = body.get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        return Failed("no_reward", f"the reply's reward is {str(reward)[:80]}, not a finite number", "verification")
-    return Succeeded(body, float(reward))
+        return Failed(_said(kind, MAX_KIND), _said(body.get("failure_reason") or "", MAX_REASON))
+    reward = _finite(body.get("reward"))
+    if reward is None:
+        shown = _said(body.get("reward"), 80)
+        return Failed("no_reward", f"the reply's reward is {shown}, not a finite number", "verification")
+    return Succeeded(body, reward)
+
+
+def _finite(reward: object) -> float | None:
+    """The reward as a float; None for what is none, or for an integer beyond all floats."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        return None
+    try:
+        return float(reward) if math.isfinite(reward) else None
+    except OverflowError:
+        return None
+
+
+def _said(value: Any, limit: int) -> str:
+    """The beginning of what a server said; what in it is no character is replaced."""
+    if not isinstance(value, str):
+        try:
+            value = jsoncodec.dumps(value).decode()
+        except jsoncodec.NotJson as error:
+            value = str(error)
+    return str(value[:limit].encode("utf-8", "replace").decode())
 
 
 def _error_code(body: Any) -> str | None:
     error = body.get("error") if isinstance(body, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
-    return code[:200] if isinstance(code, str) else None
+    return _said(code, MAX_KIND) if isinstance(code, str) else None
 
 
 def _inner_code(body: Any) -> str | None:
@@ -160,5 +182,4 @@ def _inner_code(body: Any) -> str | None:
 def _text(body: Any) -> str:
     if isinstance(body, dict) and isinstance(body.get("error"), dict):
         body = body["error"].get("detail", body["error"])
-    text = body if isinstance(body, str) else jsoncodec.dumps(body).decode()
-    return text[:MAX_REASON]
+    return _said(body, MAX_REASON)

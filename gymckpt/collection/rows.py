@@ -11,6 +11,8 @@ from gymckpt.identity import EpisodeId, TaskId
 from gymckpt.wire import gym
 
 MAX_ID = 512
+ENVELOPE_LEVELS = 8
+"""More than a request or an outcome puts around a row."""
 
 
 class BadRow(ValueError):
@@ -44,6 +46,17 @@ def read_row(line: bytes, routing: Routing, *, cohort: str | None, overrides: Ma
     if cohort is None and (is_comparative(found.agent or found.owner) or taskset == PAIRWISE):
         cohort = PROMPT
     return TaskRow(found.owner, found.row, found.agent, found.task, _cohort(found.row, cohort))
+
+
+def check_depth(row: Mapping[str, Any]) -> None:
+    """Raise `BadRow` if the row could be read, and not be sent inside a request: it is nested too deeply."""
+    wrapped: Any = row
+    for _ in range(ENVELOPE_LEVELS):
+        wrapped = [wrapped]
+    try:
+        jsoncodec.dumps(wrapped)
+    except jsoncodec.NotJson as error:
+        raise BadRow(str(error)[:200]) from None
 
 
 def is_comparative(name: str) -> bool:

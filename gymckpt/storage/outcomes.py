@@ -313,10 +313,20 @@ def _to_index(lines: bytes, span: FrameSpan, where: str) -> list[Line]:
 
 def _place(file: str, line: Line) -> Place:
     try:
-        at = _INDEXED.decode(line.data).at
+        at = _read_place(line)
     except msgspec.MsgspecError as error:
         raise DamagedState(f"{file}: its index has no place for a payload: {error}") from error
     return Place(file, FrameSpan(*at[:3]), *at[3:])
+
+
+def _read_place(line: Line) -> tuple[int, int, int, int, int]:
+    try:
+        return _INDEXED.decode(line.data).at
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # Not every line of ours is JSON for everyone: a string in it may hold half a surrogate pair.
+        return msgspec.convert(line.content(), _Indexed).at
 
 
 def _zeros(read: Callable[[int, int], bytes], start: int, limit: int) -> bool:

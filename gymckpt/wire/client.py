@@ -85,6 +85,9 @@ class HttpTransport:
             if _was_refused(error):
                 raise NotSent(f"{where} refused the connection") from error
             raise ServerError(f"{where}: the connection broke ({type(error).__name__})") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            # What is no HTTP at all: aiohttp says so in several ways, and the transport passes some on as they are.
+            raise ServerError(f"{where} answered what is no HTTP ({type(error).__name__})") from error
 
     async def _exchange(
         self, where: str, method: str, url: str, content: bytes | None, headers: httpx.Headers
