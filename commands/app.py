@@ -2,8 +2,10 @@
 
 import errno
 import os
+import signal
 import sys
 import traceback
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -157,8 +159,33 @@ def _seen_enough() -> int:
     return 0
 
 
+def _open_standard_streams() -> None:
+    """Whoever starts us with one of them closed would have our files and sockets take its place."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process lives
+
+
+def _leave_early(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"gymckpt: stopped before anything was begun\n")
+    os._exit(StoppedResumable.exit_code)
+
+
+def _stop_while_starting(arguments: list[str]) -> None:
+    """Until the collector handles signals itself, leaving at once loses nothing; its exit code has to say so."""
+    if arguments[:1] in (["collect"], ["restore"]):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave_early)
+
+
 def main() -> NoReturn:
     """The `gymckpt` command."""
+    _open_standard_streams()
+    _stop_while_starting(sys.argv[1:])
     named = os.environ.get(crashpoints.ENVIRONMENT_VARIABLE_IN)
     if named is not None and crashpoints.COLLECTOR not in named.split(","):
         crashpoints.arm(None)

@@ -11,10 +11,14 @@ from gymckpt import jsoncodec
 
 
 class LinePrinter:
-    """A context manager; leaving it waits until everything is written, or nobody reads any more."""
+    """A context manager; leaving it waits until everything is written, or nobody reads any more.
+
+    It then raises the `OSError` that kept lines from being written, if there was one.
+    """
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
 
     def print(self, event: Mapping[str, Any]) -> None:
@@ -31,6 +35,8 @@ class LinePrinter:
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
                 wanted = False  # the run goes on; its results are in its directory
+            except OSError as error:
+                wanted, self._failure = False, error
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -41,3 +47,5 @@ class LinePrinter:
     ) -> None:
         self._lines.put(None)
         self._thread.join()
+        if self._failure is not None and error is None:
+            raise OSError(self._failure.errno, self._failure.strerror, "standard output") from self._failure

@@ -46,7 +46,10 @@ def first_words(count: int, grace_s: float) -> bytes:
 
 @contextmanager
 def handled(wishes: Wishes, grace_s: float, *, leave: Callable[[int], None] = os._exit, fd: int = 2) -> Iterator[None]:
-    """Handle SIGUSR1, SIGTERM and SIGINT for the duration of the block. On the main thread, inside a running loop."""
+    """Handle SIGUSR1, SIGTERM, SIGINT and (unless it is ignored, as under nohup) SIGHUP for the duration of the block.
+
+    On the main thread, inside a running loop.
+    """
     loop = asyncio.get_running_loop()
     stops = 0
 
@@ -69,6 +72,8 @@ def handled(wishes: Wishes, grace_s: float, *, leave: Callable[[int], None] = os
         loop.call_soon_threadsafe(wishes.checkpoint.set)
 
     wanted = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop, signal.SIGUSR1: on_checkpoint}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted[signal.SIGHUP] = on_stop
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield

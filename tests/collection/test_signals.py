@@ -29,7 +29,7 @@ def after(*numbers: signal.Signals) -> tuple[Wishes, bytes, list[int]]:
         return wishes, pipe.read(), left
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_one_stops_after_a_checkpoint_and_says_how_long_that_may_take(number: signal.Signals) -> None:
     wishes, said, left = after(number)
     assert wishes.stop.is_set()
