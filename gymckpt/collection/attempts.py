@@ -17,6 +17,7 @@ from gymckpt.collection.gate import Gate
 from gymckpt.collection.planfile import Planned
 from gymckpt.collection.recovery import Start
 from gymckpt.collection.replies import (
+    BUSY_S,
     CONNECTION,
     MAX_REASON,
     OUTAGES,
@@ -98,6 +99,7 @@ class Attempts:
         self._limits = limits
         self._around = around
         self._not_before: dict[str, float] = {}
+        self._refusing: dict[str, tuple[float, str]] = {}
         self._superseded: dict[str, int] = {}
         self._outage_since_s: float | None = None
 
@@ -111,6 +113,12 @@ class Attempts:
     def closed(self) -> bool:
         """Whether servers are closed right now, for a checkpoint or a recovery."""
         return self._closed_since_s is not None
+
+    @property
+    def refusing(self) -> tuple[str, ...]:
+        """Servers that begin nothing just now though they are there, and how they say so."""
+        now_s = self._clock.monotonic()
+        return tuple(f"{owner} {how}" for owner, (until_s, how) in self._refusing.items() if until_s >= now_s)
 
     @contextmanager
     def servers_closed(self, reason: str) -> Iterator[None]:
@@ -183,10 +191,13 @@ class Attempts:
                 await self._around.unreachable(flight.owner)
             elif verdict.closed:
                 # The gate tells of our own checkpoints; a closing that is not ours, or not over yet, is waited out.
-                await self._clock.sleep_until(self._clock.monotonic() + CLOSED_AGAIN_S)
+                again_s = self._clock.monotonic() + CLOSED_AGAIN_S
+                self._refusing[flight.owner] = again_s + CLOSED_AGAIN_S, "is closed"
+                await self._clock.sleep_until(again_s)
             else:
                 until = self._clock.monotonic() + verdict.after_s
                 self._not_before[flight.owner] = max(self._not_before.get(flight.owner, 0.0), until)
+                self._refusing[flight.owner] = until + BUSY_S, "asks to be left alone"
 
     async def _wait_turn(self, owner: str) -> None:
         while True:

@@ -75,6 +75,11 @@ class Dispatcher:
         return self._attempts.gate
 
     @property
+    def paused(self) -> tuple[str, ...]:
+        """Why requests may not leave, or are begun by nobody."""
+        return self.gate.reasons or self._attempts.refusing
+
+    @property
     def starts(self) -> Mapping[str, Start]:
         """Next attempts that a recovery decided and that were not taken up yet, by rollout id."""
         return self._attempts.starts

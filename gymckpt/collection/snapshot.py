@@ -33,7 +33,7 @@ def snapshot(session: Session, ticker: Ticker) -> Progress:
         checkpoint_failures=tally.checkpoint_failures,
         missed_ticks=ticker.cadence.missed,
         free_bytes=tally.free_bytes,
-        paused=dispatcher.gate.reasons,
+        paused=dispatcher.paused,
         slowest=tuple(SlowEpisode(f.episode, f.owner, now_s - f.begun_s) for f in slowest),
         mean_reward=tally.mean_reward,
     )

@@ -1,13 +1,17 @@
 """Dispatch: what is sent again, what is not, and what one rollout's trouble does to the others."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gymckpt.collection import attempts as attempts_module
+from gymckpt.collection import collector
+from gymckpt.collection.progress import Progress
 from gymckpt.collection.run import Counts
+from gymckpt.collection.settings import CollectSettings
 from gymckpt.errors import ServerError
 from tests.collection.deployments import Answer, judged, plain, rows, typed_row
 from tests.simulation.transport import Fault
@@ -93,6 +97,37 @@ def test_a_closed_server_gets_the_same_attempt_again(tmp_path: Path) -> None:
     collected, environment = plain(tmp_path / "run", scripted(closed))
     assert collected.collect([typed_row(0)], max_attempts=1).counts.succeeded == 1
     assert attempts(environment.bodies) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (429, {}, "environment asks to be left alone"),
+        (409, {"error": {"code": "admission_closed", "detail": ""}}, "environment is closed"),
+    ],
+)
+def test_who_begins_nothing_is_told_of_until_it_does(tmp_path: Path, status: int, body: Any, told: str) -> None:
+    collected, environment = plain(tmp_path / "run")
+    snapshots: list[Callable[[], Progress]] = []
+    paused: list[tuple[str, ...]] = []
+
+    async def answer(asked: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        paused.append(snapshots[0]().paused)
+        return await judged(asked) if len(environment.bodies) > 1 else (status, body, {"retry-after": "0"})
+
+    environment.answer = answer
+    source = rows([typed_row(0)])
+    settings = CollectSettings(tasks=source.name)
+    running = collector.collect(
+        settings,
+        collected.directory,
+        collected.servers,
+        collected.ports,
+        on_progress=snapshots.append,
+        source=source,
+    )
+    assert asyncio.run(running).counts.succeeded == 1
+    assert paused == [(), (told,)]
 
 
 def test_a_refused_connection_gets_the_same_attempt_again_and_is_no_failure(tmp_path: Path) -> None:
