@@ -69,15 +69,13 @@ class SessionRequests:
                 return self._touched(known.session_id, episode)
             await known.seeded.wait()
             await self.gate.wait_open()
-        if episode is not None:
-            self._marks.check(episode)
-            if any(other.episode and other.episode > episode for other in self.sessions.of_rollout(episode.rollout_id)):
-                raise StaleAttempt(f"{self.instance}: a later attempt of {episode} has a session here")
+        self._check_newest(episode)
         session = Session(session_id, episode, caller_id)
         self.sessions.add(session)
         try:
             with self.gate.in_flight(session.name):
                 await self._run(session, work(session))
+                self._check_newest(episode)
                 await self._replace_others(session)
         except BaseException:
             await self.end(session, retired=False)
@@ -212,6 +210,13 @@ class SessionRequests:
             await free_state(self._hooks, session.session_id, self._hook_s)
         except CheckpointFailed as error:
             raise SessionStateError(f"{session}: {error.detail}", session_id=session.session_id) from error
+
+    def _check_newest(self, episode: EpisodeId | None) -> None:
+        if episode is None:
+            return
+        self._marks.check(episode)
+        if any(other.episode and other.episode > episode for other in self.sessions.of_rollout(episode.rollout_id)):
+            raise StaleAttempt(f"{self.instance}: a later attempt of {episode} has a session here")
 
     async def _replace_others(self, session: Session) -> None:
         if session.episode is None:

@@ -208,6 +208,19 @@ def test_a_new_execution_replaces_the_session_of_the_old_one(tmp_path: Path) -> 
     run_virtual(main())
 
 
+def test_a_seed_that_ends_late_does_not_take_the_place_of_a_later_attempt(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Tally()
+        desk = Desk(server, on(tmp_path))
+        late = await started(desk.caller("a").seed({"seed_s": 5.0}))
+        newer = await seeded(desk, A.next, total=1)
+        assert code(await late) == "409 stale_attempt"
+        assert total(await newer.tool("add", {"number": 1})) == 2
+        assert len(server.totals) == 1
+
+    run_virtual(main())
+
+
 def test_a_failed_seed_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         server = Tally()
