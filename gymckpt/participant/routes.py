@@ -139,9 +139,14 @@ class _Routes:
                 return await self._offload.run(lambda: message.model_validate_json(bytes(body)))
             return message.model_validate_json(bytes(body))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part)[:80] for part in first["loc"]) or "body"
-            raise BadBody(f"{where}: {first['msg'][:300]}") from error
+            raise bad_body(error) from error
+
+
+def bad_body(error: ValidationError) -> BadBody:
+    """The refusal of a body that is not the message that its route takes; names the field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part)[:80] for part in first["loc"]) or "body"
+    return BadBody(f"{where}: {first['msg'][:300]}")
 
 
 def check_bearer(request: Request, token: bytes) -> None:

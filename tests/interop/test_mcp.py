@@ -67,6 +67,17 @@ def refused(rig: Rig, access: Mapping[str, Any]) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
+def test_what_names_no_session_is_refused_as_our_own_servers_refuse_it(counters: Rig) -> None:
+    access: dict[str, Any] = counters.post("/seed_session", SEED).json()["resources_tools"]
+    [(header, token)] = access["headers"].items()
+    for given in ({}, {header: "forged"}, {header: token[:-1] + ("a" if token[-1] != "a" else "b")}):
+        assert refused(counters, {"headers": given}) == (401, "unauthorized")
+    malformed: list[dict[str, Any]] = [{"episode_id": 5}, {}]
+    for body in malformed:
+        answer = counters.ask("/ng-control/v1/mcp-access", body, BEARER)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_request"), answer.text
+
+
 def test_a_client_sees_waiting_and_never_an_error_and_a_new_one_goes_on_after_a_kill(counters: Rig) -> None:
     seeded = counters.post("/seed_session", SEED)
     assert seeded.status_code == 200, seeded.text

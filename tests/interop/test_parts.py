@@ -16,7 +16,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from gymckpt.errors import CheckpointConflict, StaleAttempt, UsageError
 from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter, Blackjack, Counters
-from gymckpt.integrations.nemo_gym.attaching import attach, kind_of
+from gymckpt.integrations.nemo_gym.attaching import attach, kind_of, participating
 from gymckpt.integrations.nemo_gym.cookies import renewed, session_id_of, with_session_id
 from gymckpt.integrations.nemo_gym.declarations import DECLARATIONS, adapter_for
 from gymckpt.integrations.nemo_gym.exchange import Answer
@@ -134,6 +134,55 @@ def test_what_is_no_server_of_gym_is_named() -> None:
     assert kind_of(Desk) == "resources"
     with pytest.raises(UsageError, match="builtins:dict is no server class"):
         kind_of(dict)
+
+
+class SimpleResponsesAPIModel:
+    """In the place of Gym's base class for models."""
+
+
+class Half(Adapter):
+    checkpoint_mode = "exported"
+
+
+class WithoutSuper(Adapter):
+    def __init__(self, instance: str, server: Any) -> None:
+        self.server = server
+
+
+class Unmakeable(Adapter):
+    def __init__(self, instance: str) -> None:
+        super().__init__(instance, None)
+
+
+@pytest.mark.parametrize(
+    ("server_class", "adapter", "said"),
+    [
+        (dict, None, "builtins:dict is no server class"),
+        ("Desk", None, "takes a server class of NeMo Gym, not 'Desk'"),
+        (Desk, dict, "the adapter of Desk is <class 'dict'>: it must be a class of Adapter"),
+        (Desk, "Adapter", "the adapter of Desk is 'Adapter'"),
+        (Desk, Adapter("desk", None), "the adapter of Desk is <"),
+        (SimpleResponsesAPIModel, Adapter, "is a server of kind model and takes no adapter"),
+        (Desk, Half, "Half.checkpoint_mode is exported, but it has no export_session_state"),
+    ],
+)
+def test_what_cannot_take_part_is_refused_when_it_is_asked_for(server_class: Any, adapter: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        participating(server_class, adapter)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (Half, "Half.checkpoint_mode is exported"),
+        (WithoutSuper, r"must call super\(\).__init__"),
+        (Unmakeable, "Unmakeable.* cannot be made: TypeError"),
+    ],
+)
+def test_an_adapter_that_cannot_serve_is_refused_at_the_start(adapter: Any, said: str) -> None:
+    server = Desk()
+    with pytest.raises(UsageError, match=said):
+        attach(server, server.setup_webserver(), SETTINGS, adapter=adapter)
 
 
 def test_only_a_cookie_signed_with_its_own_name_carries_a_session() -> None:

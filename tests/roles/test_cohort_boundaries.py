@@ -5,11 +5,13 @@ from typing import ClassVar
 
 import pytest
 
+from gymckpt.wire.control import ResourcesMode
 from tests.roles.town import ReplayedCounter, Town, finished, soon
 from tests.simulation.clock import run_virtual
 
 
 class CohortCounter(ReplayedCounter):
+    checkpoint_mode: ClassVar[ResourcesMode] = "stateless"
     compares_cohorts: ClassVar[bool] = True
 
 

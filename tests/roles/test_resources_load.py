@@ -47,6 +47,9 @@ class Slow(ResourcesServer):
         weakref.finalize(state, self._freed)
         return state
 
+    async def restore_session_state(self, session_id: str, state: Json) -> None:
+        """Nothing is restored here."""
+
     def _freed(self) -> None:
         self.held -= 1
 

@@ -33,8 +33,10 @@ from gymckpt.participant.participant import Participant
 from gymckpt.participant.role import Role
 from gymckpt.participant.routes import mount
 from gymckpt.ports import Clock, SystemClock, ThreadOffload
+from gymckpt.roles.hook_errors import said
 from gymckpt.roles.resources import ResourcesRole
 from gymckpt.servers.resources.app import role_of
+from gymckpt.servers.resources.declared import check_declared
 from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.files import LocalFileSystem
@@ -70,8 +72,11 @@ def participating(server_class: S, adapter: type[Adapter] | None = None) -> S:
     Settings come from the `checkpoint:` block of the server's configuration, or else from the environment
     (`GYMCKPT_CONTROL_TOKEN`, `GYMCKPT_CHECKPOINT_ROOT`); without either the server is what it was. `adapter` says what
     can be captured of a resources server's sessions; by default what is declared for this very class, and for any
-    other class nothing.
+    other class nothing. Raises `UsageError` for what is no server class of NeMo Gym, and as `check_adapter` does.
     """
+    if not isinstance(server_class, type):
+        raise UsageError(f"participating() takes a server class of NeMo Gym, not {server_class!r:.80}")
+    check_adapter(server_class, adapter)
     chosen = adapter or adapter_for(server_class)
 
     def setup_webserver(self: Any) -> FastAPI:
@@ -120,17 +125,35 @@ def kind_of(server_class: type) -> Kind:
     raise UsageError(f"{server_class.__module__}:{server_class.__name__} is no server class of NeMo Gym")
 
 
+def check_adapter(server_class: type, adapter: Any) -> None:
+    """Raise `UsageError` unless `adapter` is None, or a whole `Adapter` class for a resources server class."""
+    kind = kind_of(server_class)
+    if adapter is None:
+        return
+    if not isinstance(adapter, type) or not issubclass(adapter, Adapter):
+        raise UsageError(
+            f"the adapter of {server_class.__qualname__} is {adapter!r:.80}: it must be a class of Adapter"
+        )
+    if kind != "resources":
+        raise UsageError(
+            f"{server_class.__qualname__} is a server of kind {kind} and takes no adapter ({adapter.__qualname__}): "
+            "adapters are for resources servers"
+        )
+    check_declared(adapter)
+
+
 def attach(
     server: GymServer, app: FastAPI, settings: CheckpointSettings, *, adapter: type[Adapter] | None = None
 ) -> Participant | None:
     """Make `app`, which `server.setup_webserver()` gave, a participant; None, and nothing done, unless enabled.
 
-    Call it before anything else is added to the app. Raises `UsageError` for several workers, and for a server beyond
-    loopback without `root`.
+    Call it before anything else is added to the app. Raises `UsageError` for several workers, for a server beyond
+    loopback without `root`, and for an adapter that `check_adapter` refuses or that cannot be made.
     """
     if not settings.enabled:
         return None
     config, kind = server.config, kind_of(type(server))
+    check_adapter(type(server), adapter)
     if (config.num_workers or 1) > 1:
         raise UsageError(f"{config.name}: num_workers > 1 cannot take part in checkpoints yet: run one worker")
     require_root(settings, config.host)
@@ -160,9 +183,9 @@ def _resources(
     clock: Clock,
     refused: "_Refusals",
 ) -> ResourcesRole:
-    config, cookie = server.config, server.get_session_middleware_key()
+    cookie = server.get_session_middleware_key()
     tokens = McpTokens(server, cookie) if expose(server, app) else None
-    chosen = adapter(config.name, server)
+    chosen = _made(adapter, server)
     renews = tokens is not None and tokens.renewable
     role = role_of(chosen, clock, extensions=(EXTENSION_MCP_ACCESS,) if renews else ())
     app.add_middleware(
@@ -178,6 +201,16 @@ def _resources(
     if tokens is not None and renews:
         add_mcp_access(app, role, settings, tokens.access)
     return role
+
+
+def _made(adapter: type[Adapter], server: GymServer) -> Adapter:
+    try:
+        made = adapter(server.config.name, server)
+    except Exception as error:  # an author's code may raise anything
+        raise UsageError(f"{adapter.__qualname__}(instance, server) cannot be made: {said(error)}") from error
+    if not hasattr(made, "overdue_hooks"):
+        raise UsageError(f"{adapter.__qualname__}.__init__ must call super().__init__(instance, server)")
+    return made
 
 
 class _Refusals:

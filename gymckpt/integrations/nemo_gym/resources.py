@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from gymckpt import jsoncodec
-from gymckpt.errors import ControlError, GymckptError, StaleAttempt
+from gymckpt.errors import ControlError, GymckptError, StaleAttempt, Unauthorized
 from gymckpt.identity import EpisodeId
 from gymckpt.integrations.nemo_gym.adapters import Adapter
 from gymckpt.integrations.nemo_gym.bodies import episode_in, object_in
@@ -22,7 +22,7 @@ from gymckpt.participant.prefix import EPISODE, App, Receive, Scope, Send, error
 from gymckpt.roles.resources_requests import SessionRequests
 from gymckpt.roles.resources_sessions import Session
 from gymckpt.wire.control import HEADER_COHORT, HEADER_RESTART, HEADER_VERIFY, PREFIX
-from gymckpt.wire.gym import MCP_ACCESS_PATH
+from gymckpt.wire.gym import MCP_ACCESS_PATH, MCP_PATH, MCP_SESSION_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,11 @@ class SessionLayer:
     def _named(self, scope: Scope, episode: EpisodeId | None) -> tuple[str | None, EpisodeId | None]:
         """The session of a request, and the attempt that its path or its token names."""
         session_id, named = self._tokens.named(scope) if self._tokens is not None else (None, None)
+        if session_id is None and self._tokens is not None and scope["path"].rstrip("/") == MCP_PATH:
+            raise Unauthorized(
+                f"{self._requests.instance}: no such session token ({MCP_SESSION_HEADER})",
+                hint="the token is missing, or another server signed it",
+            )
         if session_id is None:
             return session_id_of(scope, self._cookie), episode
         # The token goes first: a client that keeps cookies was given one by the first reply, of no session.

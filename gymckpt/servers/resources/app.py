@@ -18,6 +18,7 @@ from gymckpt.participant.routes import mount
 from gymckpt.ports import Clock, FileSystem, Offload, SystemClock, ThreadOffload
 from gymckpt.roles.resources import ResourcesRole
 from gymckpt.roles.resources_hooks import HookLimits
+from gymckpt.servers.resources.declared import check_declared
 from gymckpt.servers.resources.mcp_access import add_mcp_access
 from gymckpt.servers.resources.requests import DirectRequests, GuardedRequests, Requests
 from gymckpt.servers.resources.server import ResourcesServer, Tool
@@ -64,7 +65,7 @@ def resources_app(
 ) -> FastAPI:
     """An app that serves `server`; with checkpoints enabled, as a participant; its tools over MCP too if asked for.
 
-    Raises `UsageError` if MCP is asked for and the extra `gymckpt[mcp]` is not installed.
+    Raises `UsageError` if MCP is asked for and the extra `gymckpt[mcp]` is not installed, and as `role_of` does.
     """
     clock, offload = clock or SystemClock(), offload or ThreadOffload()
 
@@ -94,7 +95,11 @@ def resources_app(
 
 
 def role_of(server: ResourcesServer, clock: Clock, *, extensions: Sequence[str] = ()) -> ResourcesRole:
-    """The participant's part of `server`, with the modes and the time limit that its class states."""
+    """The participant's part of `server`, with the modes and the time limit that its class states.
+
+    Raises `UsageError` if these cannot hold together, or a hook that they need is missing.
+    """
+    check_declared(server)
     return ResourcesRole(
         server.instance,
         server,

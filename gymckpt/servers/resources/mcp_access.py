@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 
 from gymckpt.identity import EpisodeId
-from gymckpt.participant.routes import check_bearer
+from gymckpt.participant.routes import bad_body, check_bearer
 from gymckpt.roles.resources import ResourcesRole
-from gymckpt.servers.bodies import BadBody, checked
 from gymckpt.settings import CheckpointSettings
 from gymckpt.wire.gym import MCP_ACCESS_PATH, McpAccessRequest
 
@@ -25,9 +25,9 @@ def add_mcp_access(app: FastAPI, role: ResourcesRole, checkpoint: CheckpointSett
     async def access(request: Request) -> Response:
         check_bearer(request, token)
         try:
-            asked = checked(McpAccessRequest, await request.json())
-        except ValueError as error:
-            raise BadBody(f"the body is no JSON: {error}") from error
+            asked = McpAccessRequest.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise bad_body(error) from error
         session = role.requests.sessions.of_episode(asked.episode_id.episode)
         return JSONResponse({"resources_tools": give(session.session_id, session.episode)})
 
