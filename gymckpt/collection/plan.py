@@ -90,6 +90,7 @@ class _Planner:
         self.routing = routing
         self.writer = writer
         self.owners: set[str] = set()
+        self._unused = set(settings.repeats) - {"*"}
         self.cohorts: dict[str, int] = {}
         self.overrides = settings.sampling.overrides()
 
@@ -97,7 +98,16 @@ class _Planner:
         found = read_row(line, self.routing, cohort=self.settings.cohort, overrides=self.overrides)
         if line.count(b"[") + line.count(b"{") > DEEP:
             check_depth(found.row)
+        self._unused -= {found.agent, found.owner}
         return found
+
+    def check_repeats(self) -> None:
+        """Raise `UsageError` if `repeats` names what no row goes to: it would be ignored."""
+        if self._unused:
+            raise UsageError(
+                f"repeats for {', '.join(sorted(self._unused))}: no row goes to an agent or server of that name",
+                hint="NAME=N takes the names in the rows' agent_ref, or of --url; N alone is for all",
+            )
 
     def repeats(self, found: TaskRow) -> int:
         repeats = self.settings.repeats
@@ -151,6 +161,7 @@ def write_plan(
         for first, again in ids.repeated():
             problems.add(again, f"the same task_id as line {first}")
         problems.check(source.name)
+        planner.check_repeats()
         if not planner.writer.rollouts:
             raise UsageError(f"{source.name}: no task rows")
         summary = planner.writer.finish(lines.rows)

@@ -148,6 +148,11 @@ def test_repeats_may_differ_by_agent(tmp_path: Path) -> None:
     assert [(line["task"], line["repeat"]) for line in lines] == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
+def test_repeats_of_an_agent_that_no_row_goes_to_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="repeats for nobody: no row goes to"):
+        planned(tmp_path, rows([typed_row(0), flat_row(1)]), repeats="nobody=3,*=1")
+
+
 def test_repeats_are_different_samples_where_a_seed_is_given(tmp_path: Path) -> None:
     _, lines = planned(tmp_path, rows([typed_row(7), flat_row(1)]), repeats=2)
     params = [line["row"]["task_input"]["responses_create_params"] for line in lines[:2]]
