@@ -112,7 +112,17 @@ def is_unchanged(exported: ExportedRecord, chain: Chain) -> bool:
 
 
 def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:
-    """The line to add to `chain`, or none if its bytes are as stored. Raises `CheckpointFailed` if it is too large."""
+    """The line to add to `chain`, or none if its bytes are as stored.
+
+    Raises `CheckpointFailed`, naming the episode, if it is too large or not JSON.
+    """
+    try:
+        return _encode(snapshot, chain, max_record_bytes)
+    except jsoncodec.NotJson as error:
+        raise CheckpointFailed(f"{snapshot.exported.episode}: its record is not JSON: {error.detail}") from error
+
+
+def _encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:
     exported, lengths = snapshot.exported, chain.lengths() if chain else {}
     grows = chain is not None and _grew(chain, snapshot)
     tails = {name: _tail(items, len(items)) for name, items in snapshot.items.items()}

@@ -24,6 +24,12 @@ def test_a_record_larger_than_allowed_is_refused_with_its_episode() -> None:
         run(store(memory(), 1, [record("r-0", []), record("r-1", ["x" * 3000])], max_record_bytes=2000))
 
 
+def test_a_record_that_is_not_json_is_refused_with_its_episode() -> None:
+    for bad in (record("r-1", [set()]), opaque("r-1", {1: "x"})):
+        with pytest.raises(CheckpointFailed, match="r-1: its record is not JSON: "):
+            run(store(memory(), 1, [record("r-0", []), bad]))
+
+
 def test_a_list_that_is_not_there_is_refused_with_its_episode() -> None:
     exported = ExportedRecord(EpisodeId("r"), {"a": 1}, lists={"/a/b": 0})
     with pytest.raises(CheckpointFailed, match=r"r: .*'/a/b'"):
