@@ -55,10 +55,11 @@ def until(process: "subprocess.Popen[str]", name: str, minimum: int = 0) -> dict
 
 def interrupted_run(place: Path) -> Path:
     """A run that was killed with all its servers, every episode in flight, two checkpoints published."""
-    slow = str(deployment_file(place, 0.15))
+    slow = str(deployment_file(place, 0.5))  # however late the kill comes, no episode has ended
     arguments = ["@workbench", "--limit", str(ROLLOUTS), "--serve-config", slow, "--checkpoint-every", "1s"]
     with collecting(*arguments, "--run-dir", "run", cwd=place) as process:
         until(process, "checkpoint", minimum=ROLLOUTS)
         until(process, "checkpoint", minimum=ROLLOUTS)
         process.send_signal(signal.SIGKILL)
+    deployment_file(place, 0.15)  # what goes on with it need not take so long
     return place / "run"
