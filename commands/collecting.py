@@ -63,6 +63,7 @@ def carry_out(job: Job) -> int:
         stack.enter_context(display)
         told = _Told(display, printer)
         stack.enter_context(_warnings(told.event))
+        eventloop.give_memory_back()
         summary = eventloop.run(_collect(job, told))
     if not job.as_json:
         print("\n".join(summary_lines(summary, told.mean_reward)), flush=True)

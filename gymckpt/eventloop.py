@@ -20,16 +20,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`. What the program has loaded so far is not garbage, and is not looked at again."""
-    _give_memory_back()
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
 
-def _give_memory_back() -> None:
-    # glibc raises these limits by itself with the first large block that is freed; then replies of some hundred
-    # kilobytes leave holes behind, and a collector grows with every rollout that it has finished.
+def give_memory_back() -> None:
+    """Have large blocks go back to the system as soon as they are freed, for a process through which replies pass.
+
+    glibc raises its limit for that by itself with the first such block; then replies of some hundred kilobytes leave
+    holes behind, and a collector grows with every rollout that it has finished. Not for servers: those that write
+    checkpoints use blocks of that size again and again, and fresh pages cost them a quarter of a commit.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, ARENAS)

@@ -7,7 +7,6 @@ set. Everything is written below `--directory` (a temporary directory by default
 """
 
 import argparse
-import asyncio
 import gc
 import hashlib
 import os
@@ -26,7 +25,7 @@ from typing import Any
 import orjson
 import zstandard
 
-from gymckpt import jsoncodec
+from gymckpt import eventloop, jsoncodec
 from gymckpt.identity import EpisodeId
 from gymckpt.ports import ThreadOffload
 from gymckpt.storage.base import Base
@@ -359,4 +358,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(eventloop.run(main()))
