@@ -46,12 +46,11 @@ async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
     from gymckpt.storage.files import LocalFileSystem
 
     fs, offload, clock, paths = LocalFileSystem(), ThreadOffload(), SystemClock(), RunPaths(directory)
-    read_run(fs, paths)
+    run_id = read_run(fs, paths).run_id
     lock = RunLock(fs, offload, clock, paths)
     if await lock.is_let_go():
         raise NotAsAsked(f"no collector runs {directory}", hint=f"go on with: gymckpt restore {directory}")
-    view = await look(fs, offload, clock, paths)
-    if name is not None and (bearer := view.run.bearer(name)) is not None:
+    if name is not None and (bearer := (await look(fs, offload, clock, paths)).run.bearer(name)) is not None:
         raise NotAsAsked(
             f"{name} is the name of {bearer} already",
             hint=f"give another; gymckpt prune {directory} --checkpoint {bearer} removes that one, and frees its name",
@@ -72,7 +71,7 @@ async def _ask(directory: Path, name: str | None, timeout_s: float) -> str:
             f"no collector answered within {timeout_s:g} s",
             hint=f"the request stays: whoever next runs {directory} takes the checkpoint",
         ) from None
-    journals = await read_journals(fs, offload, clock, paths, view.record.run_id)
+    journals = await read_journals(fs, offload, clock, paths, run_id)
     for event in journals.replay_events():
         match event:
             case CheckpointNamed(checkpoint_id, _, answered) if answered == request:

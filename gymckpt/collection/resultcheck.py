@@ -1,6 +1,7 @@
 """Whether rollouts.jsonl and failures.jsonl are what the outcomes journal says."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class ResultCheck:
             found = [(outcome, row) for (outcome, _), row in zip(batch, rows, strict=True) if row is not None]
             for kind, file in self._files.items():
                 lines = [_line(outcome, row, opening) for outcome, row in found if file_of(outcome) is kind]
-                await offload.run(lambda f=file, wanted=lines: f.compare(wanted))  # type: ignore[misc]
+                await offload.run(partial(file.compare, lines))
         return [problem for file in self._files.values() for problem in file.end()]
 
 

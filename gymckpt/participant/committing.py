@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from gymckpt.errors import CheckpointFailed, ControlError, DeadlineExceeded, InvalidPhase, RestartInScope
 from gymckpt.identity import EpisodeId
 from gymckpt.participant.directories import part_directory
-from gymckpt.participant.export import OWNERS, Export
+from gymckpt.participant.export import Export
 from gymckpt.participant.phases import Active, Commit
 from gymckpt.participant.role import BeforeExport
 from gymckpt.participant.state import SETTLE_PATIENCE_S, State
 from gymckpt.participant.waiting import all_done, done_or
 from gymckpt.ports import Deadline
+from gymckpt.storage.scope import OWNERS
 from gymckpt.storage.writer import Written
 from gymckpt.wire.control import CommitReply, CommitRequest
 

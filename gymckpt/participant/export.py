@@ -12,10 +12,8 @@ from gymckpt.ports import FileSystem, Offload
 from gymckpt.settings import CheckpointSettings
 from gymckpt.storage.base import Base
 from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.scope import OWNERS
 from gymckpt.storage.writer import ParticipantWriter, Written
-
-OWNERS: frozenset[Kind] = frozenset({"environment", "agent"})
-"""Kinds whose records have boundaries, and so say what the remaining steps need."""
 
 
 class Export:

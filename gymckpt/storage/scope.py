@@ -15,7 +15,7 @@ from gymckpt.storage.records import Needs
 Name: TypeAlias = tuple[Kind, str]
 
 OWNERS: tuple[Kind, ...] = ("environment", "agent")
-"""Kinds that receive an episode's `/run`, in the order in which one that both hold is the owner's."""
+"""Kinds that receive an episode's `/run`, and whose records have boundaries; where both hold one, the first owns it."""
 
 
 class Holdings:
