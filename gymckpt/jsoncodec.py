@@ -72,6 +72,14 @@ def encode(value: Json) -> tuple[bytes, bool]:
     return data, True
 
 
+def likeness(value: Json) -> bytes:
+    """As `dumps`, but NaN and infinities may stand there as null: to tell values apart, not to read them back."""
+    try:
+        return orjson.dumps(value, option=_STRICT)
+    except TypeError:
+        return _render(value, sort_keys=False)
+
+
 def loads(data: bytes | bytearray | memoryview | str) -> Json:
     """The value that `data` holds; raises `NotJson` (a `ValueError`)."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)

@@ -96,7 +96,7 @@ def merge(
 
     def write() -> None:
         for lines in buffer.take_ready():
-            spool.add(lines)
+            spool.store(spool.put(lines))
 
     try:
         moved = {

@@ -7,8 +7,10 @@ A line that orjson would not read exactly has `"wide": true` before its payload.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from gymckpt import jsoncodec
 from gymckpt.errors import CheckpointFailed, DamagedState
@@ -32,8 +34,7 @@ class Address(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """What a participant knows of an episode that is stored already: its parts, and what they amount to."""
 
     parts: tuple[Address, ...]
@@ -44,7 +45,7 @@ class Chain:
     revision: int | None = None
     digest: str | None = None
     """Of the head's bytes after the last part, where the role counts no revisions."""
-    tails: Mapping[str, str] = field(default_factory=dict)
+    tails: Mapping[str, str] = {}
     """Digest of each list's last item: a list that was replaced by another is not taken for one that grew."""
 
     def until(self, count: int) -> "Chain | None":
@@ -68,8 +69,7 @@ class Chain:
         return Chain(self.parts, self.lists, self.next_part, revision, encoded.digest, encoded.tails)
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
     """An exported record taken apart while nothing can change: the head, and the pinned items of each list."""
 
     exported: ExportedRecord
@@ -77,8 +77,7 @@ class Snapshot:
     items: Mapping[str, list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """What an export amounts to: a line to write, or None if what is stored already is the same."""
 
     line: Line | None
@@ -124,7 +123,7 @@ def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> En
 
 def _encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:
     exported, lengths = snapshot.exported, chain.lengths() if chain else {}
-    grows = chain is not None and _grew(chain, snapshot)
+    grows = chain is not None and _grew(chain, lengths, snapshot)
     tails = {name: _tail(items, len(items)) for name, items in snapshot.items.items()}
     appended = grows and bool(snapshot.items)
     compare = exported.revision is None
@@ -155,9 +154,8 @@ def _encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> E
     return Encoded(line, exported.lists, digest, appended, tails)
 
 
-def _grew(chain: Chain, snapshot: Snapshot) -> bool:
+def _grew(chain: Chain, before: Mapping[str, int], snapshot: Snapshot) -> bool:
     """Whether every list begins with what `chain` holds of it, as far as its length and last item tell."""
-    before = chain.lengths()
     return before.keys() == snapshot.items.keys() and all(
         len(items) >= before[name] and chain.tails.get(name) in (None, _tail(items, before[name]))
         for name, items in snapshot.items.items()
@@ -165,7 +163,7 @@ def _grew(chain: Chain, snapshot: Snapshot) -> bool:
 
 
 def _tail(items: list[Any], length: int) -> str:
-    return hashlib.sha256(jsoncodec.dumps(items[length - 1])).hexdigest()[:16] if length else ""
+    return hashlib.sha256(jsoncodec.likeness(items[length - 1])).hexdigest()[:16] if length else ""
 
 
 def check_size(size_bytes: int, max_record_bytes: int, episode: EpisodeId) -> None:
@@ -258,8 +256,9 @@ def _extend(
     return head, held
 
 
-def _steps(pointer: str) -> list[str]:
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+@lru_cache(maxsize=256)
+def _steps(pointer: str) -> tuple[str, ...]:
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:])
 
 
 def _step(container: Any, step: str) -> tuple[Any, str | int]:

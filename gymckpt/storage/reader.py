@@ -1,12 +1,11 @@
 """Reads a participant's part of a checkpoint, an episode at a time, off the event loop."""
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
+
+import msgspec
 
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
@@ -15,12 +14,12 @@ from gymckpt.storage.index import IndexLine
 from gymckpt.storage.participantfiles import ParticipantFiles
 from gymckpt.storage.prefixes import PrefixFile
 from gymckpt.storage.problems import Problem
+from gymckpt.storage.readahead import ReadAhead
 from gymckpt.storage.records import StoredRecord
 from gymckpt.storage.segments import FrameSource
 
 _BATCH_BYTES = 1 << 19
 _BATCH_RECORDS = 256
-_AHEAD = 2
 _AHEAD_BYTES = 4 << 20
 
 
@@ -72,34 +71,18 @@ class ParticipantReader:
     async def records(self, scope: Mapping[str, int] | None = None) -> AsyncGenerator[StoredRecord, None]:
         """The records in `scope` (rollout -> the highest attempt allowed; the highest not above it is given), or all.
 
-        Checks the digest of every file first, then all of the index. The next batch of about half a MiB is read and
-        decoded while the caller uses the last; of larger records one is in memory at a time.
+        Checks the digest of every file first, then all of the index. A thread reads and decodes up to 4 MiB while the
+        caller uses what it has; of larger records one is in memory at a time.
         """
         await self._offload.run(self._files.check_files)
         lines = await self._offload.run(lambda: self._files.chosen(scope))
         prefixes = await self._offload.run(self._files.prefixes)
-        read = partial(self._read_all, self._files.source(), prefixes)
-        async with aclosing(self._read_ahead(lines, read)) as batches:
-            async for batch in batches:
-                for record in batch:
+        batches = (batch for some in lines for batch in _batches(some))
+        ahead = ReadAhead(batches, partial(self._read_all, self._files.source(), prefixes), _AHEAD_BYTES)
+        async with aclosing(ahead.results(self._offload)) as results:
+            async for records in results:
+                for record in records:
                     yield record
-
-    async def _read_ahead(
-        self, frames: Iterator[list[IndexLine]], read: Callable[[list[IndexLine]], list[StoredRecord]]
-    ) -> AsyncGenerator[list[StoredRecord], None]:
-        """What `read` makes of batches of the lines, in order."""
-        ahead: deque[tuple[asyncio.Future[list[StoredRecord]], int]] = deque()
-        try:
-            while (lines := await self._offload.run(partial(next, frames, None))) is not None:
-                for batch, size in _batches(lines):
-                    while ahead and (len(ahead) == _AHEAD or size + sum(its for _, its in ahead) > _AHEAD_BYTES):
-                        yield await ahead.popleft()[0]
-                    ahead.append((asyncio.ensure_future(self._offload.run(partial(read, batch))), size))
-            while ahead:
-                yield await ahead.popleft()[0]
-        finally:
-            for task, _ in ahead:
-                task.cancel()
 
     async def record(self, episode: EpisodeId) -> StoredRecord | None:
         """One episode, reading no more than the index and its own frames; None if it is not in here."""
@@ -121,7 +104,7 @@ class ParticipantReader:
         records = [self._files.read(source, line) for line in lines]
         if prefixes is None:
             return records
-        return [replace(record, prefix=prefixes.read(record.episode)) for record in records]
+        return [msgspec.structs.replace(record, prefix=prefixes.read(record.episode)) for record in records]
 
 
 def _batches(lines: Iterable[IndexLine]) -> Iterator[tuple[list[IndexLine], int]]:

@@ -1,7 +1,6 @@
 """What passes between a role and storage: records on their way out, records on their way back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -27,8 +26,7 @@ class Boundary(msgspec.Struct, frozen=True, gc=False):
         return f"{self.step}/{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedRecord:
+class ExportedRecord(msgspec.Struct, frozen=True, gc=False):
     """One episode on its way into a checkpoint.
 
     `record` may hold live append-only lists: `lists` names each by JSON pointer with its length at the snapshot, and
@@ -44,13 +42,12 @@ class ExportedRecord:
     needs: Needs | None = None
     revision: int | None = None
     """Unchanged revision of the same episode in the same process = unchanged record; None = compare the bytes."""
-    lists: Mapping[str, int] = field(default_factory=dict)
+    lists: Mapping[str, int] = {}
     prefix: Mapping[str, Any] | None = None
     """The tokens of a call that was cut, kept beside the records; given anew with every export."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     """One episode read back. `episode` is the attempt that the checkpoint lists."""
 
     episode: EpisodeId

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from gymckpt.errors import DamagedState
 from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
@@ -102,6 +104,6 @@ async def _copy(
         stored = await offload.run(partial(files.read, source, line))
         prefix = None if prefixes is None else await offload.run(partial(prefixes.read, line.episode))
         kept = ExportedRecord(stored.episode, stored.record, stored.boundary, stored.turns, stored.needs)
-        await writer.add(replace(kept, prefix=prefix))
+        await writer.add(msgspec.structs.replace(kept, prefix=prefix))
     await writer.finish()
     return lost

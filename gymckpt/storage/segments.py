@@ -2,8 +2,9 @@
 
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from gymckpt.crashpoints import crash_point, declare
@@ -16,49 +17,81 @@ from gymckpt.storage.parts import Address, Line
 
 BEFORE_FSYNC = declare("commit.segment.before_fsync", "the new segment is written, not yet fsynced")
 
-_CACHE_BYTES = 48 << 20
+_KEPT_FRAMES = 2
+_KEPT_BYTES = 48 << 20
+
+
+@dataclass(slots=True, eq=False)
+class UnwrittenFrame:
+    """Whole lines, in pieces, or what they were compressed to."""
+
+    raw_bytes: int
+    lines: Sequence[bytes] | None
+    compressed: bytes = b""
 
 
 class Spool:
-    """A segment on its way: a temporary file that grows frame by frame. Blocking; one caller at a time.
+    """A segment on its way: a temporary file that grows frame by frame, in the order of `put`.
 
-    A write that failed is cut off and made again, so that a retry after a full disk stores the very same bytes. A
-    failed fsync is final.
+    Several frames may be in `store` at once, each in a thread of its own; everything else is for one caller at a time.
+    After an error a frame is held here, for `flush`. A write that failed is cut off and made again, so that a retry
+    after a full disk stores the very same bytes. A failed fsync is final.
     """
 
     def __init__(self, fs: FileSystem, directory: PurePath, level: int) -> None:
         self._fs = fs
-        self._compressor = Compressor(level)
+        self._level = level
+        self._compressors: list[Compressor] = []
         self.path = temporary_name(directory / "segment")
         self._handle: WriteHandle | None = None
         self._torn = False
         self._fsync_failed = False
-        self._unwritten: list[bytes] = []
+        self._unwritten: deque[UnwrittenFrame] = deque()
+        self._writing = threading.Lock()
         self._digest = hashlib.sha256()
         self.frames: list[FrameSpan] = []
         self.size_bytes = 0
 
-    def add(self, lines: Sequence[bytes]) -> None:
-        """Compress and write one frame of whole `lines`, in pieces. After an error it is held here, for `flush`."""
-        size = sum(map(len, lines))
-        frame = self._compressor.compress(lines, size)
-        last = self.frames[-1] if self.frames else FrameSpan(0, 0, 0)
-        self.frames.append(FrameSpan(last.offset + last.size_bytes, len(frame), size))
+    def put(self, lines: Sequence[bytes]) -> UnwrittenFrame:
+        """The next frame. Pass it to `store`."""
+        frame = UnwrittenFrame(sum(map(len, lines)), lines)
         self._unwritten.append(frame)
-        self.flush()
+        return frame
+
+    def store(self, frame: UnwrittenFrame) -> None:
+        """Compress `frame`; write it and what waited for it, or leave that to whoever stores those before it."""
+        self._compress(frame)
+        self._write()
 
     def flush(self) -> None:
-        """Write what an earlier failure left unwritten."""
-        while self._unwritten:
-            frame = self._unwritten[0]
-            with writing(self.path):
-                handle = self._open()
-                self._torn = True
-                handle.write(frame)
-                self._torn = False
-            self._digest.update(frame)
-            self.size_bytes += len(frame)
-            del self._unwritten[0]
+        """Compress and write what an earlier failure left."""
+        for frame in tuple(self._unwritten):
+            self._compress(frame)
+            self._write()
+
+    def _compress(self, frame: UnwrittenFrame) -> None:
+        if frame.lines is not None:
+            try:
+                compressor = self._compressors.pop()
+            except IndexError:
+                compressor = Compressor(self._level)
+            frame.compressed = compressor.compress(frame.lines, frame.raw_bytes)
+            frame.lines = None
+            self._compressors.append(compressor)
+
+    def _write(self) -> None:
+        with self._writing:
+            while self._unwritten and self._unwritten[0].lines is None:
+                frame = self._unwritten[0]
+                with writing(self.path):
+                    handle = self._open()
+                    self._torn = True
+                    handle.write(frame.compressed)
+                    self._torn = False
+                self._digest.update(frame.compressed)
+                self.frames.append(FrameSpan(self.size_bytes, len(frame.compressed), frame.raw_bytes))
+                self.size_bytes += len(frame.compressed)
+                self._unwritten.popleft()
 
     def _open(self) -> WriteHandle:
         if self._torn and self._handle is not None:
@@ -131,7 +164,11 @@ class LineBuffer:
 
 
 class FrameSource:
-    """Lines of segment files. Keeps the last frames it decompressed, up to 48 MiB. Blocking; for any thread."""
+    """Lines of segment files. Blocking; for any thread.
+
+    Keeps the last frames that it decompressed, two for each segment and up to 48 MiB: readers go forward through all
+    segments at once, and memory that was used just now is a third faster to decompress into than any other.
+    """
 
     def __init__(self, fs: FileSystem, directory: PurePath, segments: tuple[Segment, ...], max_raw_bytes: int) -> None:
         self._fs = fs
@@ -142,6 +179,7 @@ class FrameSource:
         self._names = [str(path) for path in self._paths]
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._most_kept = _KEPT_FRAMES * len(segments)
         self._reading = threading.Lock()
 
     def line(self, segment: int, frame: int, offset: int, length: int) -> memoryview:
@@ -161,7 +199,7 @@ class FrameSource:
             lines = self.read_frame(segment, frame)
             self._kept[key] = lines
             self._kept_bytes += len(lines)
-            while self._kept_bytes > _CACHE_BYTES and len(self._kept) > 1:
+            while len(self._kept) > self._most_kept or (self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1):
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
             return lines
 

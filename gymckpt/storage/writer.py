@@ -5,10 +5,12 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Any
+
+import msgspec
 
 from gymckpt.crashpoints import crash_point, declare
 from gymckpt.errors import CheckpointFailed, DamagedState, StaleCheckpoint, StorageFailed
@@ -23,7 +25,7 @@ from gymckpt.storage.merging import Merged, choose, merge
 from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
 from gymckpt.storage.prefixes import PrefixFrames
 from gymckpt.storage.records import ExportedRecord, Record
-from gymckpt.storage.segments import FrameSource, LineBuffer, Spool
+from gymckpt.storage.segments import FrameSource, LineBuffer, Spool, UnwrittenFrame
 
 SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
 MERGED_BEFORE_LINK = declare("commit.merged.before_link", "a merged segment is durable under its temporary name")
@@ -33,7 +35,9 @@ MANIFEST_BEFORE_LINK = declare("commit.manifest.before_link", "everything but th
 MANIFEST_AFTER_LINK = declare("commit.manifest.after_link", "the manifest has its name, its directory is not fsynced")
 
 _JOB_BYTES = 1 << 20
-_JOB_RECORDS = 64
+_JOB_RECORDS = 256
+_STORED_AT_ONCE = 2
+_STORED_BYTES = 4 << 20
 _SPARE_BYTES = 1 << 20
 _EMPTY = Chain((), {}, 0)
 _NO_RECORD: Record = {}
@@ -49,8 +53,7 @@ class Written:
     base: Base
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, gc=False):
     exported: ExportedRecord
     chain: Chain = _EMPTY
 
@@ -89,9 +92,8 @@ class ParticipantWriter:
         self._pending: list[Snapshot] = []
         self._mean_bytes = _JOB_BYTES
         self._buffer = LineBuffer(len(self._old))
-        self._queue: deque[list[bytes]] = deque()
         self._spool = Spool(fs, directory, compression_level)
-        self._writing: asyncio.Task[None] | None = None
+        self._storing: deque[tuple[asyncio.Task[None], int]] = deque()
         self._finishing: asyncio.Task[Written] | None = None
         self._merged: Merged | None = None
         self._merged_named = False
@@ -151,8 +153,9 @@ class ParticipantWriter:
     async def discard(self) -> None:
         """Remove the temporary file of a commit that is given up; what has a final name stays."""
         self.stop()
-        if unfinished := [task for task in (self._writing, self._finishing) if task is not None]:
-            await asyncio.wait(unfinished)
+        await self._settle()
+        if self._finishing is not None:
+            await asyncio.wait([self._finishing])
         self._spool.close()
         await self._offload.run(lambda: durable.remove_quietly(self._fs, self._spool.path))
 
@@ -171,7 +174,7 @@ class ParticipantWriter:
             self._held = await self._offload.run(self._start)
         await self._encode_pending()
         self._buffer.seal()
-        self._queue.extend(self._buffer.take_ready())
+        await self._store_ready()
         await self._settle()
         return await self._offload.run(self._complete)
 
@@ -184,11 +187,18 @@ class ParticipantWriter:
                 self._place(snapshot.exported, chain, result)
             del self._pending[: len(job)]
             self._mean_bytes = max(1, sum(sum(map(len, result.line or ())) for result in encoded) // len(encoded))
-        if ready := self._buffer.take_ready():
-            await self._settle()
-            self._queue.extend(ready)
-            self._writing = asyncio.ensure_future(self._offload.run(self._spool_queue))
-            self._writing.add_done_callback(_retrieve)
+        await self._store_ready()
+
+    async def _store_ready(self) -> None:
+        """Have whole frames compressed and written beside the encoding of the next records; some at once."""
+        for frame in [self._spool.put(lines) for lines in self._buffer.take_ready()]:
+            while len(self._storing) == _STORED_AT_ONCE or (
+                self._storing and frame.raw_bytes + sum(size for _, size in self._storing) > _STORED_BYTES
+            ):
+                await asyncio.shield(self._storing.popleft()[0])
+            task = asyncio.ensure_future(self._offload.run(partial(self._store, frame)))
+            task.add_done_callback(_retrieve)
+            self._storing.append((task, frame.raw_bytes))
 
     def _place(self, exported: ExportedRecord, chain: Chain | None, encoded: Encoded) -> None:
         entry = self._entries[exported.episode]
@@ -199,10 +209,10 @@ class ParticipantWriter:
             entry.chain = (chain if encoded.appended and chain else _EMPTY).after(address, encoded, exported.revision)
 
     async def _settle(self) -> None:
-        """Wait for the writing that goes on beside the encoding; what it left is written later."""
-        if self._writing is not None:
-            await asyncio.shield(self._writing)
-            self._writing = None
+        """Wait for the frames that are being stored; what failed is stored later."""
+        if self._storing:
+            await asyncio.wait([task for task, _ in self._storing])
+            self._storing.clear()
 
     # In threads
 
@@ -226,16 +236,14 @@ class ParticipantWriter:
         durable.check_space(self._fs, self._directory, expected + expected // 4 + _SPARE_BYTES)
         return hold(self._fs, self._base, self._directory, self._name) if self._base else []
 
-    def _spool_queue(self) -> None:
-        while self._queue:
-            self._check()
-            self._spool.add(self._queue.popleft())
+    def _store(self, frame: UnwrittenFrame) -> None:
+        self._check()
+        self._spool.store(frame)
 
     def _complete(self) -> Written:
         """Everything after the last record. Each step is skipped if an earlier call did it."""
         self._check()
         self._spool.flush()
-        self._spool_queue()
         self._merge()
         if self._spool.frames and self._segment is None:
             self._segment = self._spool.finish()
@@ -366,7 +374,7 @@ class ParticipantWriter:
         if any(number != place for number, place in numbers.items()):
             for episode, chain in chains.items():
                 parts = tuple(Address(numbers[part.segment], *part[1:]) for part in chain.parts)
-                chains[episode] = replace(chain, parts=parts)
+                chains[episode] = msgspec.structs.replace(chain, parts=parts)
         return segments, chains
 
 

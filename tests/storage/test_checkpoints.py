@@ -2,11 +2,11 @@
 
 import hashlib
 import random
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gymckpt.collection.candidates import find_candidates
 from gymckpt.errors import CheckpointFailed, DamagedState, GymckptError, NotAsAsked, StorageUnavailable

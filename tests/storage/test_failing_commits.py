@@ -8,6 +8,7 @@ import pytest
 
 from gymckpt.errors import CheckpointFailed, DamagedState, NoSpace, NotAsAsked, StaleCheckpoint, StorageFailed
 from gymckpt.identity import EpisodeId
+from gymckpt.storage.frames import FRAME_BYTES
 from gymckpt.storage.manifest import MAX_SEGMENTS
 from gymckpt.storage.records import ExportedRecord
 from tests.simulation.files import WRITING, MemoryFileSystem
@@ -36,13 +37,18 @@ def test_a_list_that_is_not_there_is_refused_with_its_episode() -> None:
         run(store(memory(), 1, [exported]))
 
 
-def test_a_retry_after_a_full_disk_stores_the_very_same_export() -> None:
+SMALL = [record("r", [1, 2]), opaque("o", "x" * 100)]
+FRAMES = [opaque(f"o-{number}", "x" * FRAME_BYTES) for number in range(4)]
+
+
+@pytest.mark.parametrize("records", [SMALL, FRAMES])
+def test_a_retry_after_a_full_disk_stores_the_very_same_export(records: list[ExportedRecord]) -> None:
     expected = memory()
-    run(store(expected, 1, [record("r", [1, 2]), opaque("o", "x" * 100)]))
+    run(store(expected, 1, records))
     steps = len(expected.operations)
     tried = WRITING - {"fsync", "fsync_directory", "unlink"}
 
-    async def with_failure_at(step: int) -> None:
+    async def with_failure_at(step: int) -> bool:
         failed = 0
 
         def fail(operation: str, path: PurePath) -> None:
@@ -53,19 +59,22 @@ def test_a_retry_after_a_full_disk_stores_the_very_same_export() -> None:
 
         fs = memory(before=fail)
         into = writer(fs, 1)
-        for exported in (record("r", [1, 2]), opaque("o", "x" * 100)):
+        told = False
+        for exported in records:
             try:
                 await into.add(exported)
             except NoSpace:
-                assert failed
+                told = True
         try:
             await into.finish()
         except NoSpace:
+            told = True
             await into.finish()
         assert {k: v for k, v in fs.tree().items() if "/." not in k} == expected.tree(), step
+        assert told <= bool(failed)
+        return bool(failed)
 
-    for step in range(steps):
-        run(with_failure_at(step))
+    assert sum(run(with_failure_at(step)) for step in range(steps)) > len(records)
 
 
 def test_a_failed_fsync_is_never_tried_again() -> None:

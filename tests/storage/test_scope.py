@@ -1,8 +1,7 @@
 """A checkpoint whose parts are whole, each in itself, and that lacks what it says it continues."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gymckpt.identity import EpisodeId
 from gymckpt.storage.records import ExportedRecord
