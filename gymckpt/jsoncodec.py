@@ -154,6 +154,8 @@ def _holds_nonfinite(value: Json) -> bool:
     packed = _SCRATCH.packed
     try:
         _PACKER.encode_into(value, packed)
+        if packed.find(0x7F) < 0 and packed.find(0xFF) < 0:
+            return False
         return (_may_hold(packed, 0x7F) or _may_hold(packed, 0xFF)) and _finds_nonfinite(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return True

@@ -4,7 +4,7 @@ zstd readers give a torn or concatenated frame as clean short data, and without 
 to other data. So every frame carries both, and is read with its exact extent and size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import zstandard
@@ -21,6 +21,20 @@ class FrameSpan(NamedTuple):
     offset: int
     size_bytes: int
     raw_bytes: int
+
+
+def gather(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of frame after frame."""
+    gathered: list[bytes] = []
+    size_bytes = 0
+    for line in lines:
+        if gathered and size_bytes + len(line) > FRAME_BYTES:
+            yield b"".join(gathered)
+            gathered, size_bytes = [], 0
+        gathered.append(line)
+        size_bytes += len(line)
+    if gathered:
+        yield b"".join(gathered)
 
 
 def compress(lines: bytes, level: int) -> bytes:

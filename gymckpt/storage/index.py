@@ -21,7 +21,7 @@ from gymckpt.errors import DamagedState, InvalidRolloutId
 from gymckpt.identity import MAX_ATTEMPT, NAME_PATTERN, EpisodeId, Kind, check_rollout_id
 from gymckpt.storage.manifest import Manifest, Segment, check_extent, spans
 from gymckpt.storage.parts import Address, Chain
-from gymckpt.storage.records import Boundary, ExportedRecord, Needs
+from gymckpt.storage.records import Boundary, Needs
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _NAME = NAME_PATTERN.removesuffix("$") + r"\Z"
@@ -132,26 +132,36 @@ def header_line(segments: Sequence[Segment]) -> bytes:
     return jsoncodec.dumps({"segments": frames}) + b"\n"
 
 
-def index_line(exported: ExportedRecord, chain: Chain) -> bytes:
+class _NewLine(msgspec.Struct, omit_defaults=True, gc=False):
+    """A line as it is written: the members in their order, and no more than there is to say."""
+
+    rollout_id: str
+    attempt: int
+    boundary: Boundary | None
+    turns: int
+    bytes: int
+    needs: Needs | None
+    parts: tuple[Address, ...]
+    lists: Mapping[str, tuple[int, ...]] | msgspec.UnsetType = msgspec.UNSET
+    tails: Mapping[str, str] | msgspec.UnsetType = msgspec.UNSET
+    next: int | msgspec.UnsetType = msgspec.UNSET
+    digest: str | None = None
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def index_line(episode: EpisodeId, boundary: Boundary | None, turns: int, needs: Needs | None, chain: Chain) -> bytes:
     """The line of one episode."""
-    boundary = exported.boundary
-    fields: dict[str, Any] = {
-        "rollout_id": exported.episode.rollout_id,
-        "attempt": exported.episode.attempt,
-        "boundary": {"step": boundary.step, "number": boundary.number, "at": boundary.at} if boundary else None,
-        "turns": exported.turns,
-        "bytes": sum(part.length for part in chain.parts),
-        "needs": exported.needs,
-        "parts": [[*part] for part in chain.parts],
-    }
+    parts = chain.parts
+    size_bytes = parts[0].length if len(parts) == 1 else sum([part.length for part in parts])
+    line = _NewLine(episode.rollout_id, episode.attempt, boundary, turns, size_bytes, needs, parts)
     if chain.lists:
-        fields["lists"] = chain.lists
-        fields["tails"] = chain.tails
-    if chain.next_part != len(chain.parts):
-        fields["next"] = chain.next_part
-    if chain.digest is not None:
-        fields["digest"] = chain.digest
-    return jsoncodec.dumps(fields) + b"\n"
+        line.lists, line.tails = chain.lists, chain.tails
+    if chain.next_part != len(parts):
+        line.next = chain.next_part
+    line.digest = chain.digest
+    return _ENCODER.encode(line) + b"\n"
 
 
 def read_header(line: bytes, manifest: Manifest, where: str) -> tuple[Segment, ...]:

@@ -156,10 +156,13 @@ def _encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> E
 
 def _grew(chain: Chain, before: Mapping[str, int], snapshot: Snapshot) -> bool:
     """Whether every list begins with what `chain` holds of it, as far as its length and last item tell."""
-    return before.keys() == snapshot.items.keys() and all(
-        len(items) >= before[name] and chain.tails.get(name) in (None, _tail(items, before[name]))
-        for name, items in snapshot.items.items()
-    )
+    if before.keys() != snapshot.items.keys():
+        return False
+    for name, length in before.items():
+        items, tail = snapshot.items[name], chain.tails.get(name)
+        if len(items) < length or (tail is not None and tail != _tail(items, length)):
+            return False
+    return True
 
 
 def _tail(items: list[Any], length: int) -> str:

@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 class ReadAhead(Generic[Batch, Result]):
     """What `read` makes of each of `batches` (a batch, and the bytes it costs), in order.
 
-    A thread reads on until `limit_bytes` are read and not yet used, and is called again when half of them are used, so
-    that no thread ever waits. No more is in memory than the limit and one batch.
+    A thread reads on until `limit_bytes` are read and not yet used, tells of what it has when that is half of them, and
+    is called again when half of them are used: no thread ever waits. No more is in memory than the limit and a batch.
     """
 
     def __init__(self, batches: Iterator[tuple[Batch, int]], read: Callable[[Batch], Result], limit_bytes: int) -> None:
@@ -71,7 +71,8 @@ class ReadAhead(Generic[Batch, Result]):
                 self._read_bytes += size_bytes
                 if self._closed:
                     return False
-                loop.call_soon_threadsafe(self._news.set)
+                if self._unused_bytes >= self._limit_bytes // 2:
+                    loop.call_soon_threadsafe(self._news.set)
                 if self._unused_bytes >= self._limit_bytes:
                     return True
             return False

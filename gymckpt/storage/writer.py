@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
+import itertools
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -18,13 +18,13 @@ from gymckpt.identity import EpisodeId, Kind
 from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage import durable
 from gymckpt.storage.base import Base, hold, lose
-from gymckpt.storage.frames import Compressor
+from gymckpt.storage.frames import compress, gather
 from gymckpt.storage.index import header_line, index_line
 from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
 from gymckpt.storage.merging import Merged, choose, merge
 from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
 from gymckpt.storage.prefixes import PrefixFrames
-from gymckpt.storage.records import ExportedRecord, Record
+from gymckpt.storage.records import Boundary, ExportedRecord, Needs
 from gymckpt.storage.segments import FrameSource, LineBuffer, Spool, UnwrittenFrame
 
 SEGMENT_BEFORE_LINK = declare("commit.segment.before_link", "the new segment is durable under its temporary name")
@@ -40,8 +40,6 @@ _STORED_AT_ONCE = 2
 _STORED_BYTES = 4 << 20
 _SPARE_BYTES = 1 << 20
 _EMPTY = Chain((), {}, 0)
-_NO_RECORD: Record = {}
-_NO_LISTS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,11 @@ class Written:
 
 
 class _Entry(msgspec.Struct, gc=False):
-    exported: ExportedRecord
+    """What the index says of an episode."""
+
+    boundary: Boundary | None
+    turns: int
+    needs: Needs | None
     chain: Chain = _EMPTY
 
 
@@ -116,17 +118,7 @@ class ParticipantWriter:
         """
         if exported.episode in self._entries:
             raise CheckpointFailed(f"{exported.episode} was exported twice")
-        entry = _Entry(
-            ExportedRecord(
-                exported.episode,
-                _NO_RECORD,
-                exported.boundary,
-                exported.turns,
-                exported.needs,
-                exported.revision,
-                _NO_LISTS,
-            )
-        )
+        entry = _Entry(exported.boundary, exported.turns, exported.needs)
         if exported.prefix is not None:
             self._prefixes.take(exported.episode, exported.prefix)
         if self._held is not None and (chain := self._known(exported.episode)) and is_unchanged(exported, chain):
@@ -302,17 +294,15 @@ class ParticipantWriter:
     def _index(
         self, segments: tuple[Segment, ...], chains: dict[EpisodeId, Chain]
     ) -> tuple[bytes, list[tuple[int, int]]]:
-        buffer, compressor, frames, sizes = LineBuffer(0), Compressor(self._level), [], []
-        lines = (index_line(self._entries[episode].exported, chain) for episode, chain in chains.items())
-        for line in (header_line(segments), *lines, b""):
-            if line:
-                buffer.put((line,))
-            else:
-                buffer.seal()
-            for ready in buffer.take_ready():
-                size = sum(map(len, ready))
-                frames.append(compressor.compress(ready, size))
-                sizes.append((len(frames[-1]), size))
+        lines = (
+            index_line(episode, entry.boundary, entry.turns, entry.needs, chain)
+            for episode, chain in chains.items()
+            for entry in (self._entries[episode],)
+        )
+        frames, sizes = [], []
+        for data in gather(itertools.chain([header_line(segments)], lines)):
+            frames.append(compress(data, self._level))
+            sizes.append((len(frames[-1]), len(data)))
         return b"".join(frames), sizes
 
     def _merge(self) -> None:
