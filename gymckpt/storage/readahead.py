@@ -77,13 +77,9 @@ class ReadAhead(Generic[Batch, Result]):
                     return True
             return False
 
-        async def offloaded() -> bool:
-            try:
-                return await offload.run(read)
-            finally:
-                self._news.set()
-
-        return asyncio.ensure_future(offloaded())
+        reading = asyncio.ensure_future(offload.run(read))
+        reading.add_done_callback(lambda _: self._news.set())
+        return reading
 
 
 def _stopped_short(reading: asyncio.Task[bool]) -> bool:

@@ -187,7 +187,10 @@ class ParticipantWriter:
             while len(self._storing) == _STORED_AT_ONCE or (
                 self._storing and frame.raw_bytes + sum(size for _, size in self._storing) > _STORED_BYTES
             ):
-                await asyncio.shield(self._storing.popleft()[0])
+                oldest = self._storing[0][0]
+                await asyncio.wait([oldest])
+                self._storing.popleft()
+                oldest.result()
             task = asyncio.ensure_future(self._offload.run(partial(self._store, frame)))
             task.add_done_callback(_retrieve)
             self._storing.append((task, frame.raw_bytes))

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from gymckpt.identity import EpisodeId
-from gymckpt.ports import FileSystem
+from gymckpt.ports import FileSystem, Offload
 from gymckpt.storage.base import Base
 from gymckpt.storage.checkpoints import CheckpointDirectory, Collection, PublishedCheckpoint
 from gymckpt.storage.reader import ParticipantReader
@@ -63,10 +63,12 @@ def opaque(rollout: str, state: Any, attempt: int = 0, revision: int | None = No
     return ExportedRecord(EpisodeId(rollout, attempt), content, boundary, 0, (), revision)
 
 
-def writer(fs: FileSystem, sequence: int, base: Base | None = None, **options: Any) -> ParticipantWriter:
+def writer(
+    fs: FileSystem, sequence: int, base: Base | None = None, offload: Offload = INLINE, **options: Any
+) -> ParticipantWriter:
     return ParticipantWriter(
         fs,
-        INLINE,
+        offload,
         part(sequence),
         checkpoint_id=checkpoint_id(sequence),
         kind="agent",

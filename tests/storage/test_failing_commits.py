@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import random
+from collections.abc import Callable
 from pathlib import PurePath
+from typing import TypeVar
 
 import pytest
 
@@ -11,6 +14,7 @@ from gymckpt.identity import EpisodeId
 from gymckpt.storage.frames import FRAME_BYTES
 from gymckpt.storage.manifest import MAX_SEGMENTS
 from gymckpt.storage.records import ExportedRecord
+from gymckpt.storage.writer import ParticipantWriter
 from tests.simulation.files import WRITING, MemoryFileSystem
 from tests.storage.building import INLINE, chain_of, load, memory, opaque, part, record, run, store, writer
 
@@ -36,6 +40,8 @@ def test_a_list_that_is_not_there_is_refused_with_its_episode() -> None:
     with pytest.raises(CheckpointFailed, match=r"r: .*'/a/b'"):
         run(store(memory(), 1, [exported]))
 
+
+T = TypeVar("T")
 
 SMALL = [record("r", [1, 2]), opaque("o", "x" * 100)]
 FRAMES = [opaque(f"o-{number}", "x" * FRAME_BYTES) for number in range(4)]
@@ -141,6 +147,47 @@ def test_a_cancelled_caller_finds_the_same_work_again() -> None:
         assert written.episodes == [EpisodeId("r")]
 
     run(commit())
+
+
+class SlowOffload:
+    """Work that goes on for some steps of the event loop, whether or not its caller is still there."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.shield(asyncio.ensure_future(self._work(work)))
+
+    async def _work(self, work: Callable[[], T]) -> T:
+        for _ in range(self._rng.randrange(20)):
+            await asyncio.sleep(0)
+        return work()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cancelled_export_leaves_nothing_behind_at_whatever_point_it_is_cancelled(seed: int) -> None:
+    async def add_all(into: ParticipantWriter) -> None:
+        for exported in FRAMES:
+            await into.add(exported)
+
+    async def cancelled_after(steps: int) -> bool:
+        fs = memory()
+        into = writer(fs, 1, offload=SlowOffload(seed))
+        adding = asyncio.ensure_future(add_all(into))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        in_time = adding.cancel()
+        await asyncio.wait([adding])
+        await into.discard()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not any("/." in name for name in fs.tree()), steps
+        return in_time
+
+    steps = 0
+    while run(cancelled_after(steps)):
+        steps += 1
+    assert steps > 10 * len(FRAMES)
 
 
 def test_a_second_commit_into_the_same_directory_is_refused_unless_it_is_the_same() -> None:
