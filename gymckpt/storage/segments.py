@@ -3,7 +3,8 @@
 import hashlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -35,7 +36,7 @@ class Spool:
 
     Several frames may be in `store` at once, each in a thread of its own; everything else is for one caller at a time.
     After an error a frame is held here, for `flush`. A write that failed is cut off and made again, so that a retry
-    after a full disk stores the very same bytes. A failed fsync is final.
+    after a full disk stores the very same bytes. A `StorageFailed`, of a write or of a fsync, is final.
     """
 
     def __init__(self, fs: FileSystem, directory: PurePath, level: int) -> None:
@@ -44,8 +45,9 @@ class Spool:
         self._compressors: list[Compressor] = []
         self.path = temporary_name(directory / "segment")
         self._handle: WriteHandle | None = None
+        self._created = False
         self._torn = False
-        self._fsync_failed = False
+        self._failed = False
         self._unwritten: deque[UnwrittenFrame] = deque()
         self._writing = threading.Lock()
         self._digest = hashlib.sha256()
@@ -83,7 +85,7 @@ class Spool:
         with self._writing:
             while self._unwritten and self._unwritten[0].lines is None:
                 frame = self._unwritten[0]
-                with writing(self.path):
+                with self._final_failures(), writing(self.path):
                     handle = self._open()
                     self._torn = True
                     handle.write(frame.compressed)
@@ -94,27 +96,37 @@ class Spool:
                 self._unwritten.popleft()
 
     def _open(self) -> WriteHandle:
-        if self._torn and self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        """The file, ending where the last frame does."""
+        if self._torn:
+            self.close()
+        if self._handle is None and self._created:
             self._fs.truncate(self.path, self.size_bytes)
             self._handle = self._fs.append(self.path)
         elif self._handle is None:
             self._handle = self._fs.create(self.path)
+            self._created = True
         return self._handle
+
+    @contextmanager
+    def _final_failures(self) -> Iterator[None]:
+        """Nothing is done any more once a `StorageFailed` was raised in here: what the disk holds is not known."""
+        if self._failed:
+            raise StorageFailed(f"an earlier write or fsync of {self.path} failed")
+        try:
+            yield
+        except StorageFailed:
+            self._failed = True
+            raise
 
     def finish(self) -> Segment:
         """Make it durable; what it is, by its content."""
         self.flush()
-        if self._fsync_failed:
-            raise StorageFailed(f"an fsync of {self.path} failed before")
-        if self._handle is not None:
-            self._fsync_failed = True
-            with writing(self.path):
-                crash_point(BEFORE_FSYNC)
-            sync(self._handle, self.path)
-            self._fsync_failed = False
-            self.close()
+        with self._final_failures():
+            if self._handle is not None:
+                with writing(self.path):
+                    crash_point(BEFORE_FSYNC)
+                sync(self._handle, self.path)
+                self.close()
         digest = self._digest.hexdigest()
         fact = SegmentFact(
             file=f"segment-{digest}.jsonl.zst",
@@ -166,8 +178,9 @@ class LineBuffer:
 class FrameSource:
     """Lines of segment files. Blocking; for any thread.
 
-    Keeps the last frames that it decompressed, two for each segment and up to 48 MiB: readers go forward through all
-    segments at once, and memory that was used just now is a third faster to decompress into than any other.
+    Keeps the last frames that it decompressed, two for each segment: readers go forward through all segments at once,
+    and memory that was used just now is a third faster to decompress into than any other. Where they do not go forward,
+    each frame that is wanted again doubles that, up to 48 MiB.
     """
 
     def __init__(self, fs: FileSystem, directory: PurePath, segments: tuple[Segment, ...], max_raw_bytes: int) -> None:
@@ -180,6 +193,7 @@ class FrameSource:
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._kept_bytes = 0
         self._most_kept = _KEPT_FRAMES * len(segments)
+        self._met: set[tuple[int, int]] = set()
         self._reading = threading.Lock()
 
     def line(self, segment: int, frame: int, offset: int, length: int) -> memoryview:
@@ -197,6 +211,9 @@ class FrameSource:
                 self._kept.move_to_end(key)
                 return self._kept[key]
             lines = self.read_frame(segment, frame)
+            if key in self._met:
+                self._most_kept *= 2
+            self._met.add(key)
             self._kept[key] = lines
             self._kept_bytes += len(lines)
             while len(self._kept) > self._most_kept or (self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1):

@@ -184,16 +184,23 @@ class ParticipantWriter:
     async def _store_ready(self) -> None:
         """Have whole frames compressed and written beside the encoding of the next records; some at once."""
         for frame in [self._spool.put(lines) for lines in self._buffer.take_ready()]:
-            while len(self._storing) == _STORED_AT_ONCE or (
-                self._storing and frame.raw_bytes + sum(size for _, size in self._storing) > _STORED_BYTES
-            ):
-                oldest = self._storing[0][0]
-                await asyncio.wait([oldest])
-                self._storing.popleft()
-                oldest.result()
+            while self._storing and not self._has_room(frame.raw_bytes):
+                oldest = self._storing[0]
+                await asyncio.wait([oldest[0]])
+                if oldest in self._storing:
+                    self._storing.remove(oldest)
+                oldest[0].result()
             task = asyncio.ensure_future(self._offload.run(partial(self._store, frame)))
             task.add_done_callback(_retrieve)
             self._storing.append((task, frame.raw_bytes))
+
+    def _has_room(self, raw_bytes: int) -> bool:
+        """Whether so many bytes more may be stored at once; not while a frame that ended was not looked at."""
+        return (
+            not self._storing[0][0].done()
+            and len(self._storing) < _STORED_AT_ONCE
+            and raw_bytes + sum(size for _, size in self._storing) <= _STORED_BYTES
+        )
 
     def _place(self, exported: ExportedRecord, chain: Chain | None, encoded: Encoded) -> None:
         entry = self._entries[exported.episode]
