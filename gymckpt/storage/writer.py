@@ -175,11 +175,11 @@ class ParticipantWriter:
         while self._pending:
             job = [(snapshot, self._known(snapshot.exported.episode)) for snapshot in self._pending]
             encoded = await self._offload.run(partial(_encode_all, job, limit))
-            for (snapshot, chain), result in zip(job, encoded, strict=True):
+            for (snapshot, chain), result in zip(job, encoded, strict=False):
                 self._place(snapshot.exported, chain, result)
-            del self._pending[: len(job)]
-            self._mean_bytes = max(1, sum(sum(map(len, result.line or ())) for result in encoded) // len(encoded))
-        await self._store_ready()
+            del self._pending[: len(encoded)]
+            self._mean_bytes = max(1, sum(map(_size, encoded)) // len(encoded))
+            await self._store_ready()
 
     async def _store_ready(self) -> None:
         """Have whole frames compressed and written beside the encoding of the next records; some at once."""
@@ -379,12 +379,22 @@ class ParticipantWriter:
 
 
 def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:
-    return [
-        Encoded(None, snapshot.exported.lists, chain.digest, appended=True, tails=chain.tails)
-        if chain is not None and is_unchanged(snapshot.exported, chain)
-        else encode(snapshot, chain, limit)
-        for snapshot, chain in job
-    ]
+    """As many of the job, from its first, as come to about `_JOB_BYTES`."""
+    done: list[Encoded] = []
+    size_bytes = 0
+    for snapshot, chain in job:
+        if size_bytes >= _JOB_BYTES:
+            break
+        if chain is not None and is_unchanged(snapshot.exported, chain):
+            done.append(Encoded(None, snapshot.exported.lists, chain.digest, appended=True, tails=chain.tails))
+        else:
+            done.append(encode(snapshot, chain, limit))
+            size_bytes += _size(done[-1])
+    return done
+
+
+def _size(encoded: Encoded) -> int:
+    return sum(map(len, encoded.line or ()))
 
 
 def _may_try_again(task: "asyncio.Task[Written]") -> bool:

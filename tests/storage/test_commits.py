@@ -3,11 +3,13 @@
 import errno
 import math
 import os
+import tracemalloc
 from pathlib import PurePath
 
 import pytest
 
 from gymckpt.identity import EpisodeId
+from gymckpt.storage.frames import FRAME_BYTES
 from gymckpt.storage.manifest import MAX_FILES, MAX_SEGMENTS
 from tests.simulation.files import MemoryFileSystem
 from tests.storage.building import chain_of, load, memory, opaque, part, reader, record, run, store, writer
@@ -128,6 +130,17 @@ def test_a_list_that_shrank_is_written_whole() -> None:
         assert (await load(fs, 2))[EpisodeId("r")]["session"]["items"] == [9]
 
     run(commits())
+
+
+def test_large_records_after_many_small_ones_are_not_encoded_all_at_once() -> None:
+    fs, large = memory(), "x" * FRAME_BYTES
+    small = [opaque(f"s-{number}", number) for number in range(300)]
+    tracemalloc.start()
+    try:
+        run(store(fs, 1, [*small, *(opaque(f"l-{number}", large) for number in range(200))]))
+        assert tracemalloc.get_traced_memory()[1] < 100 * FRAME_BYTES
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_list_that_was_replaced_by_a_longer_one_is_written_whole() -> None:
