@@ -86,6 +86,10 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     appended: bool
     tails: Mapping[str, str]
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.line or ()))
+
 
 def take(exported: ExportedRecord) -> Snapshot:
     """Pin `exported`: copies references only, and is done before the event loop goes on."""
@@ -108,6 +112,21 @@ def is_unchanged(exported: ExportedRecord, chain: Chain) -> bool:
         and exported.revision == chain.revision
         and dict(exported.lists) == chain.lengths()
     )
+
+
+def encode_some(job: list[tuple[Snapshot, Chain | None]], max_record_bytes: int, enough_bytes: int) -> list[Encoded]:
+    """As many of the job, from its first, as come to `enough_bytes`; raises as `encode` does."""
+    done: list[Encoded] = []
+    size_bytes = 0
+    for snapshot, chain in job:
+        if size_bytes >= enough_bytes:
+            break
+        if chain is not None and is_unchanged(snapshot.exported, chain):
+            done.append(Encoded(None, snapshot.exported.lists, chain.digest, appended=True, tails=chain.tails))
+        else:
+            done.append(encode(snapshot, chain, max_record_bytes))
+        size_bytes += done[-1].size_bytes
+    return done
 
 
 def encode(snapshot: Snapshot, chain: Chain | None, max_record_bytes: int) -> Encoded:

@@ -22,7 +22,7 @@ from gymckpt.storage.frames import compress, gather
 from gymckpt.storage.index import header_line, index_line
 from gymckpt.storage.manifest import FORMAT, MANIFEST, SCHEMA_VERSION, IndexFact, Manifest, Segment
 from gymckpt.storage.merging import Merged, choose, merge
-from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode, is_unchanged, take
+from gymckpt.storage.parts import Address, Chain, Encoded, Snapshot, encode_some, is_unchanged, take
 from gymckpt.storage.prefixes import PrefixFrames
 from gymckpt.storage.records import Boundary, ExportedRecord, Needs
 from gymckpt.storage.segments import FrameSource, LineBuffer, Spool, UnwrittenFrame
@@ -174,11 +174,11 @@ class ParticipantWriter:
         limit = self._max_record_bytes
         while self._pending:
             job = [(snapshot, self._known(snapshot.exported.episode)) for snapshot in self._pending]
-            encoded = await self._offload.run(partial(_encode_all, job, limit))
+            encoded = await self._offload.run(partial(encode_some, job, limit, _JOB_BYTES))
             for (snapshot, chain), result in zip(job, encoded, strict=False):
                 self._place(snapshot.exported, chain, result)
             del self._pending[: len(encoded)]
-            self._mean_bytes = max(1, sum(map(_size, encoded)) // len(encoded))
+            self._mean_bytes = max(1, sum(result.size_bytes for result in encoded) // len(encoded))
             await self._store_ready()
 
     async def _store_ready(self) -> None:
@@ -376,25 +376,6 @@ class ParticipantWriter:
                 parts = tuple(Address(numbers[part.segment], *part[1:]) for part in chain.parts)
                 chains[episode] = msgspec.structs.replace(chain, parts=parts)
         return segments, chains
-
-
-def _encode_all(job: list[tuple[Snapshot, Chain | None]], limit: int) -> list[Encoded]:
-    """As many of the job, from its first, as come to about `_JOB_BYTES`."""
-    done: list[Encoded] = []
-    size_bytes = 0
-    for snapshot, chain in job:
-        if size_bytes >= _JOB_BYTES:
-            break
-        if chain is not None and is_unchanged(snapshot.exported, chain):
-            done.append(Encoded(None, snapshot.exported.lists, chain.digest, appended=True, tails=chain.tails))
-        else:
-            done.append(encode(snapshot, chain, limit))
-            size_bytes += _size(done[-1])
-    return done
-
-
-def _size(encoded: Encoded) -> int:
-    return sum(map(len, encoded.line or ()))
 
 
 def _may_try_again(task: "asyncio.Task[Written]") -> bool:
