@@ -145,9 +145,9 @@ class ParticipantWriter:
     async def discard(self) -> None:
         """Remove the temporary file of a commit that is given up; what has a final name stays."""
         self.stop()
-        await self._settle()
         if self._finishing is not None:
             await asyncio.wait([self._finishing])
+        await self._settle()
         self._spool.close()
         await self._offload.run(lambda: durable.remove_quietly(self._fs, self._spool.path))
 
